@@ -1,0 +1,267 @@
+"""Every setting of a run: name, type, default, unit, meaning. Torch-free, so that a laptop can check a recipe.
+
+One model per section; the sections and their order are those of docs/architecture.md. A field's description is
+the sentence `paceline config --explain` prints, so it says what the setting does, its unit and when it acts.
+Rules that span several fields live in `config/rules.py`.
+"""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+Positive = Annotated[int, Field(ge=1)]
+NonNegative = Annotated[int, Field(ge=0)]
+NonNegativeFloat = Annotated[float, Field(ge=0.0)]
+
+
+class Section(BaseModel):
+    """A frozen section that refuses unknown keys and the silent conversion of values."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True, allow_inf_nan=False)
+
+
+class RunSection(Section):
+    name: str = "run"
+    """Name of the run; its folder is `dir/name`."""
+    dir: str = "runs"
+    """Folder that holds the runs' folders."""
+    seed: NonNegative = 0
+    """Master seed: data order, sampling and initialisation all derive from it."""
+    num_steps: Positive = 100
+    """Steps (rollout-to-update cycles) to train in all; a resumed run stops at the same number."""
+    eval_every: NonNegative = 0
+    """Evaluate after every so many steps, in addition to before the first and after the last; 0 = those two only."""
+    save_samples_every: NonNegative = 1
+    """Write the step's samples to samples/step{n}.jsonl every so many steps; 0 = never."""
+    resume: Literal["auto", "never", "must"] = "auto"
+    """auto: continue from the newest complete checkpoint in the run's folder if there is one; never: refuse a
+    folder that already holds a run; must: refuse to start without a checkpoint."""
+
+
+class ModelSection(Section):
+    path: str = ""
+    """Hugging Face id or local folder of the model to train."""
+    revision: str | None = None
+    """Revision of a Hugging Face id."""
+    tokenizer_path: str | None = None
+    """Tokenizer to use when it is not beside the model."""
+    chat_template: str | None = None
+    """Path of a Jinja chat template, used in place of the tokenizer's own."""
+    dtype: Literal["auto", "native", "float32", "bfloat16"] = "auto"
+    """Working weights and compute. auto: float32 on CPU, bfloat16 on accelerators; native: bfloat16 wherever the
+    device has matrix units for it (an AMX CPU included), else float32. Masters and moments are always float32."""
+    max_context: Positive | None = None
+    """Longest prompt plus response in tokens; default: what the model's config states."""
+    trust_remote_code: bool = False
+    """Allow a model repository to run its own Python code."""
+    random_weights: bool = False
+    """Build the model from its config with random weights (benchmarks and tests)."""
+    verify_packing: bool = True
+    """Before training, compare packed with one-by-one log-probs on the loaded model and refuse if they differ."""
+
+
+class TaskSection(Section):
+    name: str | None = None
+    """A reasoning-gym task by name, such as `word_sorting`; exclusive with `path`."""
+    params: dict[str, Any] = Field(default_factory=dict)
+    """Parameters of the reasoning-gym task, passed to its config."""
+    size: Positive = 4096
+    """How many training prompts to draw from a reasoning-gym task."""
+    path: str | None = None
+    """A .jsonl or .parquet file (or a Hugging Face dataset folder of them) with one prompt per row."""
+    eval_path: str | None = None
+    """The held-out prompts, in the same format; default: `eval_size` rows split off deterministically."""
+    eval_size: NonNegative = 64
+    """Number of held-out prompts scored before and after training; 0 = no evaluation."""
+    eval_samples: Positive = 1
+    """Completions per held-out prompt in an evaluation."""
+    eval_temperature: NonNegativeFloat = 1.0
+    """Sampling temperature of the evaluation; 0 = greedy."""
+    prompt_key: str = "prompt"
+    """Column with the prompt: text, or a list of chat messages."""
+    answer_key: str = "answer"
+    """Column with the reference answer, handed to the reward function."""
+    system_prompt: str | None = None
+    """System message put before every prompt."""
+    num_examples: NonNegative = 0
+    """Worked examples shown in every prompt as earlier chat turns, drawn once and the same for all prompts."""
+    instruction: str | None = None
+    """Sentence appended to every question."""
+    use_chat_template: bool = True
+    """Render prompts with the chat template; false: the prompt text is tokenised as it is."""
+    reward: str = "auto"
+    """`module:function`, a built-in name (exact_match, reasoning_gym, reasoning_gym_strict, math), or auto: the
+    task's own scorer for a reasoning-gym task, exact_match for a file with answers."""
+    reward_workers: Positive = 2
+    """Worker processes that run the reward function."""
+    reward_timeout_s: Annotated[float, Field(gt=0)] = 10.0
+    """Seconds after which a scoring is killed and counted as a timeout."""
+    shuffle: bool = True
+    """Shuffle prompts every epoch, from the master seed."""
+    overlong_prompts: Literal["refuse", "drop"] = "refuse"
+    """A prompt that leaves no room for a response: refuse the run, or drop the prompt and count it."""
+
+
+AlgorithmName = Literal["grpo", "dr_grpo", "rloo", "reinforce_plus_plus", "dapo", "gspo", "cispo"]
+Aggregation = Literal["token-mean", "seq-mean-token-mean", "seq-mean-token-sum", "seq-mean-token-sum-norm"]
+
+
+class AlgorithmSection(Section):
+    """Fields left at None take the value the named algorithm publishes (`config/presets.py`)."""
+
+    name: AlgorithmName = "grpo"
+    """Algorithm; sets the defaults of the fields below."""
+    advantage: Literal["group_norm", "group_center", "leave_one_out", "batch_whiten"] | None = None
+    """How rewards become advantages; see algorithms/advantages.py."""
+    std_floor: Annotated[float, Field(gt=0)] = 1e-3
+    """Groups (or batches) whose reward standard deviation is below this are not divided by it: advantage 0."""
+    loss: Literal["clip", "gspo", "cispo"] | None = None
+    """Policy loss; see algorithms/losses/."""
+    clip_low: Annotated[float, Field(ge=0.0)] | None = None
+    """Lower clip: the ratio is clipped at 1 - clip_low."""
+    clip_high: Annotated[float, Field(ge=0.0)] | None = None
+    """Upper clip: the ratio is clipped at 1 + clip_high."""
+    dual_clip: Annotated[float, Field(gt=1.0)] | None = None
+    """Bound c of dual clipping for negative advantages; None = off."""
+    aggregation: Aggregation | None = None
+    """How token losses become one number; the denominator is global."""
+    kl_coefficient: NonNegativeFloat = 0.0
+    """Weight of the KL to the reference model; 0 = no reference model is loaded."""
+    kl_estimator: Literal["k1", "k2", "k3"] = "k3"
+    """KL estimator (Schulman 2020); bounded at `kl_cap` with a finite gradient."""
+    kl_cap: Annotated[float, Field(gt=0)] = 10.0
+    """Bound on the per-token KL estimate."""
+    kl_placement: Literal["loss", "reward"] = "loss"
+    """Add the KL to the loss, or subtract it from the reward."""
+    entropy_coefficient: NonNegativeFloat = 0.0
+    """Weight of the entropy bonus; 0 = entropy is reported without a graph."""
+    old_logprob: Literal["auto", "recompute", "rollout", "current"] = "auto"
+    """Where the old log-probs come from; auto: current (detached) when each rollout gets exactly one update, the
+    sampled ones when the engine shares the trainer's weights, else a recomputation."""
+    mask_truncated: bool = False
+    """Leave samples that hit the token limit out of the loss (and out of its denominator)."""
+    overlong_cache: NonNegative | None = None
+    """Soft over-long penalty: from `max_new_tokens - overlong_cache` tokens on, the reward falls linearly to -1 at
+    the limit; 0 = off."""
+    dynamic_sampling: bool | None = None
+    """Drop groups whose rewards are all equal and sample new prompts in their place."""
+    max_generations: Positive = 10
+    """Dynamic sampling stops after so many rollouts of one step and trains on what it has."""
+
+
+class BatchSection(Section):
+    num_prompts: Positive = 16
+    """Prompts per step, over all devices."""
+    num_samples: Positive = 8
+    """Samples per prompt (the group size)."""
+    mini_batch_prompts: Positive | None = None
+    """Prompts per optimiser update, over all devices; default: num_prompts, one update per rollout."""
+    num_epochs: Positive = 1
+    """Passes over a rollout's mini-batches."""
+    token_budget: Positive = 8192
+    """Strict upper bound on the tokens of one micro-batch per device when training."""
+    forward_token_budget: Positive | None = None
+    """The same for forward-only passes; default: twice token_budget."""
+    layout: Literal["packed", "padded"] = "packed"
+    """packed: sequences in one row with variable-length attention; padded: batch x length."""
+    share_prefixes: bool = True
+    """Packed layout: lay a token prefix shared by samples of one micro-batch out once; exact."""
+    pad_to: Literal["micro_batch", "mini_batch"] = "micro_batch"
+    """Padded layout: width of a micro-batch: its own longest sample, or the mini-batch's."""
+    overlong: Literal["refuse", "own_micro_batch"] = "refuse"
+    """A sample longer than the budget: refuse at start (from the possible maximum), or give it a micro-batch of
+    its own and count it."""
+
+
+class RolloutSection(Section):
+    engine: Literal["native"] = "native"
+    """Engine that generates; native runs on the trainer's own parameters."""
+    temperature: NonNegativeFloat = 1.0
+    """Sampling temperature; scoring and training use the same."""
+    top_p: Annotated[float, Field(gt=0.0, le=1.0)] = 1.0
+    """Nucleus mass; training refuses anything but 1, because scored and sampled distributions would differ."""
+    max_new_tokens: Positive = 256
+    """Longest response in tokens, the end token included."""
+    max_running: Positive = 128
+    """Samples decoded at the same time (slots of the KV cache) per device."""
+    stop_token_ids: tuple[int, ...] = ()
+    """Tokens that end a sample beside the tokenizer's end token."""
+    ignore_eos: bool = False
+    """Generate until max_new_tokens whatever is sampled (benchmarks)."""
+
+
+class TrainSection(Section):
+    lr: NonNegativeFloat = 1e-6
+    """Peak learning rate."""
+    lr_schedule: Literal["constant", "linear", "cosine"] = "constant"
+    """Shape after warm-up; linear and cosine reach 0 after the last update."""
+    warmup_steps: NonNegative = 0
+    """Optimiser updates of linear warm-up."""
+    weight_decay: NonNegativeFloat = 0.0
+    """Decoupled weight decay."""
+    betas: tuple[float, float] = (0.9, 0.95)
+    """Adam's moment decays."""
+    eps: Annotated[float, Field(gt=0)] = 1e-8
+    """Adam's epsilon."""
+    grad_clip: NonNegativeFloat = 1.0
+    """Clip the global gradient norm at this; 0 = off."""
+    max_skipped_updates: Positive = 5
+    """Stop with an error after so many consecutive updates skipped for a non-finite gradient."""
+    logprob_chunk: Positive = 1024
+    """Response tokens per chunk of the log-prob head; its peak extra memory is chunk x vocabulary."""
+    gradient_checkpointing: bool = False
+    """Recompute layer activations in the backward pass."""
+
+
+class ScheduleSection(Section):
+    name: Literal["sync"] = "sync"
+    """Driver: sync = rollout, then update, one after the other."""
+
+
+class CheckpointSection(Section):
+    every: NonNegative = 0
+    """Save after every so many steps; 0 = only at the end and when asked to stop."""
+    keep: Positive = 2
+    """Complete checkpoints to keep."""
+    asynchronous: bool = True
+    """Write in the background; only the copy out of the training state blocks."""
+    save_final: bool = True
+    """Save after the last step."""
+    export_hf: bool = False
+    """Write the final weights in Hugging Face format to `export/` in the run's folder."""
+
+
+class TelemetrySection(Section):
+    sinks: tuple[Literal["tensorboard", "wandb"], ...] = ()
+    """Metric sinks beside metrics.jsonl, which is always written."""
+    live: Literal["auto", "on", "off"] = "auto"
+    """Live terminal display; auto: on when the terminal is interactive."""
+    peak_tflops: Annotated[float, Field(gt=0)] | None = None
+    """Peak TFLOP/s per device for MFU on hardware the table does not know."""
+    profile_every: NonNegative = 0
+    """Run one step under the framework's profiler every so many steps; 0 = never."""
+
+
+class ClusterSection(Section):
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """Device type; auto: CUDA where present, else CPU."""
+    num_devices: Positive = 1
+    """Devices that train together."""
+    num_threads: NonNegative = 0
+    """CPU threads per process; 0 = torch's own choice."""
+
+
+class Config(Section):
+    """A whole run. Build it with `paceline.config.load_config`, which adds presets and cross-field rules."""
+
+    run: RunSection = RunSection()
+    model: ModelSection = ModelSection()
+    task: TaskSection = TaskSection()
+    algorithm: AlgorithmSection = AlgorithmSection()
+    batch: BatchSection = BatchSection()
+    rollout: RolloutSection = RolloutSection()
+    train: TrainSection = TrainSection()
+    schedule: ScheduleSection = ScheduleSection()
+    checkpoint: CheckpointSection = CheckpointSection()
+    telemetry: TelemetrySection = TelemetrySection()
+    cluster: ClusterSection = ClusterSection()

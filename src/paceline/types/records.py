@@ -1,0 +1,101 @@
+"""Prompt, sample, verdict and group: what the stages hand to one another."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, get_args
+
+Stage = Literal[
+    "data",
+    "rollout",
+    "reward",
+    "old_logprob",
+    "ref_logprob",
+    "values",
+    "advantage",
+    "update_critic",
+    "update_actor",
+    "sync",
+    "checkpoint",
+    "eval",
+    "idle",
+]
+STAGES: tuple[Stage, ...] = get_args(Stage)
+
+Cause = Literal["compute", "memory", "communication", "scheduling", "queue", "data"]
+CAUSES: tuple[Cause, ...] = get_args(Cause)
+
+FinishReason = Literal["stop", "length", "abort"]
+"""Why a sample ended: a stop token was sampled, the token limit was reached, or it was interrupted."""
+
+Outcome = Literal["score", "timeout", "error"]
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """One question, already rendered through the chat template.
+
+    `prompt_id` is stable across epochs and resumes; `token_ids` includes every template token; `answer` and
+    `metadata` are what the reward function sees beside the completion.
+    """
+
+    prompt_id: str
+    token_ids: tuple[int, ...]
+    text: str
+    answer: str | None = None
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One completion of one prompt: exactly the ids that were sampled, never re-tokenised.
+
+    `logprobs[i]` is the natural-log probability of `token_ids[i]` under the distribution it was sampled from
+    (temperature included). `loss_mask[i]` is 1 where the token is trained on. The end token, when sampled, is
+    part of `token_ids`.
+    """
+
+    prompt_id: str
+    sample_index: int
+    token_ids: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    loss_mask: tuple[int, ...]
+    finish_reason: FinishReason
+    weight_version: int
+    seed: int
+    text: str
+
+    def __post_init__(self) -> None:
+        if not len(self.token_ids) == len(self.logprobs) == len(self.loss_mask):
+            raise ValueError(
+                f"sample {self.prompt_id}#{self.sample_index}: {len(self.token_ids)} tokens, "
+                f"{len(self.logprobs)} log-probs and {len(self.loss_mask)} mask entries must be equally many"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What a reward function said of one sample. A timeout or an error is not a score and carries none."""
+
+    outcome: Outcome
+    score: float | None
+    seconds: float
+    message: str = ""
+
+    def __post_init__(self) -> None:
+        if (self.outcome == "score") != (self.score is not None):
+            raise ValueError(f"a verdict carries a score exactly when its outcome is 'score': {self}")
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """All samples of one prompt, with one verdict per sample in the same order."""
+
+    prompt: Prompt
+    samples: tuple[Sample, ...]
+    verdicts: tuple[Verdict, ...]
+
+    def __post_init__(self) -> None:
+        if len(self.samples) != len(self.verdicts):
+            raise ValueError(
+                f"group {self.prompt.prompt_id}: {len(self.samples)} samples, {len(self.verdicts)} verdicts"
+            )
