@@ -166,6 +166,9 @@ class BatchSection(Section):
     """packed: sequences in one row with variable-length attention; padded: batch x length."""
     share_prefixes: bool = True
     """Packed layout: lay a token prefix shared by samples of one micro-batch out once; exact."""
+    skip_zero_advantage: bool = True
+    """Leave samples whose advantage is zero out of the forward and backward pass where neither KL nor entropy is in
+    the loss: their gradient is exactly zero. They stay in every denominator, and are counted."""
     pad_to: Literal["micro_batch", "mini_batch"] = "micro_batch"
     """Padded layout: width of a micro-batch: its own longest sample, or the mini-batch's."""
     overlong: Literal["refuse", "own_micro_batch"] = "refuse"
@@ -184,6 +187,8 @@ class RolloutSection(Section):
     """Longest response in tokens, the end token included."""
     max_running: Positive = 128
     """Samples decoded at the same time (slots of the KV cache) per device."""
+    kv_cache_gb: Annotated[float, Field(gt=0)] | None = None
+    """Most memory the KV cache may take, in GiB per device; fewer samples run at a time if needed. None: no bound."""
     stop_token_ids: tuple[int, ...] = ()
     """Tokens that end a sample beside the tokenizer's end token."""
     ignore_eos: bool = False
