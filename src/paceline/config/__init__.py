@@ -1,0 +1,32 @@
+"""Torch-free typed configuration: read a recipe, check it, derive every size."""
+
+from paceline.config.arithmetic import (
+    BatchArithmetic,
+    allowed_new_tokens,
+    batch_arithmetic,
+    check_context,
+    check_lengths,
+    describe,
+    stated_context,
+)
+from paceline.config.decisions import Decision, decide_old_logprob
+from paceline.config.errors import ConfigError
+from paceline.config.loading import dump_config, explain, load_config
+from paceline.config.schema import Config
+
+__all__ = [
+    "BatchArithmetic",
+    "Config",
+    "ConfigError",
+    "Decision",
+    "allowed_new_tokens",
+    "batch_arithmetic",
+    "check_context",
+    "check_lengths",
+    "decide_old_logprob",
+    "describe",
+    "dump_config",
+    "explain",
+    "load_config",
+    "stated_context",
+]

@@ -1,0 +1,51 @@
+"""Choices that follow from the settings and are printed and recorded with their reason."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from paceline.config.schema import Config
+
+LogprobSource = Literal["current", "rollout", "recompute"]
+
+ENGINES_ON_SHARED_WEIGHTS = frozenset({"native"})
+"""Engines that generate on the trainer's own parameters, so that sampled and scored log-probs agree."""
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """Where the old log-probs come from, and why."""
+
+    source: LogprobSource
+    reason: str
+
+
+def has_one_update_per_rollout(config: Config) -> bool:
+    """Whether a rollout is used for exactly one optimiser update."""
+    batch = config.batch
+    return batch.num_epochs == 1 and batch.mini_batch_prompts in (None, batch.num_prompts)
+
+
+def decide_old_logprob(config: Config, wanted: str | None = None) -> Decision:
+    """The source of the old log-probs for `wanted` (default: `algorithm.old_logprob`).
+
+    With one update per rollout the policy that sampled is the policy that is updated: its current log-probs,
+    detached, are the old ones and cost nothing. Later updates of the same rollout need the values from before the
+    first; an engine on the trainer's own weights has sampled with exactly those.
+    """
+    wanted = config.algorithm.old_logprob if wanted is None else wanted
+    if wanted == "current":
+        return Decision("current", "asked for; one update per rollout")
+    if wanted == "rollout":
+        return Decision("rollout", "asked for; the log-probs the engine sampled with")
+    if wanted == "recompute":
+        return Decision("recompute", "asked for; one more forward pass before the first update")
+    if has_one_update_per_rollout(config):
+        return Decision(
+            "current", "one update per rollout: the current log-probs, detached, are the old ones"
+        )
+    if config.rollout.engine in ENGINES_ON_SHARED_WEIGHTS:
+        engine = config.rollout.engine
+        return Decision("rollout", f"the {engine} engine samples with the trainer's own weights")
+    return Decision(
+        "recompute", "several updates per rollout, and the engine has its own copy of the weights"
+    )

@@ -1,0 +1,228 @@
+"""Rules that span several settings. Each is one function: a config in, the problem (or None) out."""
+
+from collections.abc import Callable
+
+from paceline.config.decisions import decide_old_logprob, has_one_update_per_rollout
+from paceline.config.errors import ConfigError
+from paceline.config.schema import Config
+
+Rule = Callable[[Config], ConfigError | None]
+
+ENGINES_WITH_LOGPROBS = frozenset({"native"})
+"""Engines that return the log-prob of every sampled token."""
+
+
+def model_is_named(config: Config) -> ConfigError | None:
+    if config.model.path:
+        return None
+    return ConfigError("model.path", "", "must name a Hugging Face id or a local folder")
+
+
+def run_name_is_one_folder(config: Config) -> ConfigError | None:
+    name = config.run.name
+    if name and name not in (".", "..") and "/" not in name and "\\" not in name:
+        return None
+    nearest = name.replace("\\", "/").strip("./").replace("/", "-") or "run"
+    return ConfigError(
+        "run.name", name, "must be the name of one folder; put its parent into run.dir", nearest
+    )
+
+
+def task_has_one_source(config: Config) -> ConfigError | None:
+    name, path = config.task.name, config.task.path
+    if name and path:
+        return ConfigError("task.name", name, f"excludes task.path = {path!r}; keep one of them")
+    if not name and not path:
+        return ConfigError("task.name", name, "a task is needed: set task.name or task.path", "word_sorting")
+    return None
+
+
+def task_options_match_its_source(config: Config) -> ConfigError | None:
+    task = config.task
+    if task.params and not task.name:
+        return ConfigError("task.params", dict(task.params), "only a task given by task.name has parameters")
+    if task.eval_path and not task.path:
+        return ConfigError(
+            "task.eval_path", task.eval_path, "needs task.path; a named task draws its own", "null"
+        )
+    return None
+
+
+def evaluation_has_prompts(config: Config) -> ConfigError | None:
+    if config.run.eval_every and not config.task.eval_size:
+        rule = "evaluates on task.eval_size = 0 held-out prompts, which are none"
+        return ConfigError("run.eval_every", config.run.eval_every, rule, "0, or task.eval_size: 64")
+    return None
+
+
+def mini_batches_are_equal(config: Config) -> ConfigError | None:
+    mini, prompts = config.batch.mini_batch_prompts, config.batch.num_prompts
+    if mini is None or prompts % mini == 0:
+        return None
+    divisors = [size for size in range(1, prompts + 1) if prompts % size == 0]
+    nearest = min(divisors, key=lambda size: abs(size - mini))
+    return ConfigError(
+        "batch.mini_batch_prompts", mini, f"must divide batch.num_prompts = {prompts}", str(nearest)
+    )
+
+
+def training_samples_at_a_temperature(config: Config) -> ConfigError | None:
+    temperature = config.rollout.temperature
+    if temperature > 0:
+        return None
+    rule = "must be above 0 for training: greedy samples have no distribution to take a policy gradient of"
+    return ConfigError("rollout.temperature", temperature, rule, "1.0")
+
+
+def training_samples_the_whole_distribution(config: Config) -> ConfigError | None:
+    top_p = config.rollout.top_p
+    if top_p == 1.0:
+        return None
+    rule = (
+        "must be 1 for training: samples would come from a truncated distribution and be scored under the full "
+        "one, so every importance ratio would be off by the mass cut away"
+    )
+    return ConfigError("rollout.top_p", top_p, rule, "1.0")
+
+
+def groups_can_be_compared(config: Config) -> ConfigError | None:
+    kind, samples = config.algorithm.advantage, config.batch.num_samples
+    if kind not in ("group_norm", "group_center", "leave_one_out") or samples >= 2:
+        return None
+    rule = f"must be at least 2: advantage {kind} compares the samples of one prompt"
+    return ConfigError("batch.num_samples", samples, rule, "2, or algorithm.advantage: batch_whiten")
+
+
+def dynamic_sampling_can_find_a_difference(config: Config) -> ConfigError | None:
+    if config.algorithm.dynamic_sampling and config.batch.num_samples < 2:
+        rule = "must be at least 2 with algorithm.dynamic_sampling: one reward always equals itself"
+        return ConfigError("batch.num_samples", config.batch.num_samples, rule, "2")
+    return None
+
+
+def overlong_penalty_fits(config: Config) -> ConfigError | None:
+    cache, limit = config.algorithm.overlong_cache or 0, config.rollout.max_new_tokens
+    if cache <= limit:
+        return None
+    rule = f"must be at most rollout.max_new_tokens = {limit}"
+    return ConfigError("algorithm.overlong_cache", cache, rule, str(limit))
+
+
+def dual_clip_has_a_clipped_loss(config: Config) -> ConfigError | None:
+    algorithm = config.algorithm
+    if algorithm.dual_clip is None or algorithm.loss == "clip":
+        return None
+    rule = f"applies to algorithm.loss: clip only, and the loss is {algorithm.loss}"
+    return ConfigError("algorithm.dual_clip", algorithm.dual_clip, rule, "null")
+
+
+def kl_in_the_reward_has_a_weight(config: Config) -> ConfigError | None:
+    algorithm = config.algorithm
+    if algorithm.kl_placement == "loss" or algorithm.kl_coefficient > 0:
+        return None
+    rule = "has no effect with algorithm.kl_coefficient = 0"
+    return ConfigError("algorithm.kl_placement", "reward", rule, "loss, or a coefficient above 0")
+
+
+def old_logprob_source_exists(config: Config) -> ConfigError | None:
+    wanted, engine = config.algorithm.old_logprob, config.rollout.engine
+    if wanted == "current" and not has_one_update_per_rollout(config):
+        rule = (
+            "needs exactly one update per rollout: from the second on, the weights are no longer the old ones"
+        )
+        return ConfigError("algorithm.old_logprob", wanted, rule, decide_old_logprob(config, "auto").source)
+    if wanted == "rollout" and engine not in ENGINES_WITH_LOGPROBS:
+        rule = f"needs an engine that returns sampled log-probs, and {engine} does not"
+        return ConfigError("algorithm.old_logprob", wanted, rule, "recompute")
+    return None
+
+
+def warm_up_ends(config: Config) -> ConfigError | None:
+    batch = config.batch
+    updates = (
+        config.run.num_steps
+        * batch.num_epochs
+        * (batch.num_prompts // (batch.mini_batch_prompts or batch.num_prompts))
+    )
+    if config.train.warmup_steps <= updates:
+        return None
+    rule = f"must be at most the run's {updates} updates, or the learning rate never reaches train.lr"
+    return ConfigError("train.warmup_steps", config.train.warmup_steps, rule, str(updates))
+
+
+def moment_decays_are_below_one(config: Config) -> ConfigError | None:
+    if all(0.0 <= beta < 1.0 for beta in config.train.betas):
+        return None
+    return ConfigError(
+        "train.betas", list(config.train.betas), "must each be at least 0 and below 1", "[0.9, 0.95]"
+    )
+
+
+def response_leaves_room_for_a_prompt(config: Config) -> ConfigError | None:
+    limit, context = config.rollout.max_new_tokens, config.model.max_context
+    if context is None or limit < context:
+        return None
+    rule = f"must be below model.max_context = {context}, which holds prompt and response"
+    return ConfigError("rollout.max_new_tokens", limit, rule, str(max(1, context - 1)))
+
+
+def budget_holds_the_longest_sample(config: Config) -> ConfigError | None:
+    """From the settings alone; `check_lengths` repeats it with the real prompts and the model's context."""
+    batch, context, limit = config.batch, config.model.max_context, config.rollout.max_new_tokens
+    if batch.overlong != "refuse":
+        return None
+    if context is not None:
+        longest, reason = context, f"model.max_context = {context}"
+    else:
+        longest, reason = limit + 1, f"one prompt token and rollout.max_new_tokens = {limit}"
+    return budget_problem(config, longest, reason)
+
+
+def budget_problem(config: Config, longest: int, reason: str) -> ConfigError | None:
+    """The problem when a sample of `longest` tokens exceeds a token budget; `reason` says where it comes from."""
+    batch = config.batch
+    for key, budget in (
+        ("batch.token_budget", batch.token_budget),
+        ("batch.forward_token_budget", batch.forward_token_budget),
+    ):
+        if budget is not None and budget < longest:
+            rule = f"must hold the longest possible sample, {longest} tokens ({reason})"
+            return ConfigError(key, budget, rule, f"{longest}, or batch.overlong: own_micro_batch")
+    return None
+
+
+def devices_are_supported(config: Config) -> ConfigError | None:
+    if config.cluster.num_devices == 1:
+        return None
+    rule = "training on several devices is not available in this version"
+    return ConfigError("cluster.num_devices", config.cluster.num_devices, rule, "1")
+
+
+RULES: tuple[Rule, ...] = (
+    model_is_named,
+    run_name_is_one_folder,
+    task_has_one_source,
+    task_options_match_its_source,
+    evaluation_has_prompts,
+    mini_batches_are_equal,
+    training_samples_at_a_temperature,
+    training_samples_the_whole_distribution,
+    groups_can_be_compared,
+    dynamic_sampling_can_find_a_difference,
+    overlong_penalty_fits,
+    dual_clip_has_a_clipped_loss,
+    kl_in_the_reward_has_a_weight,
+    old_logprob_source_exists,
+    warm_up_ends,
+    moment_decays_are_below_one,
+    response_leaves_room_for_a_prompt,
+    budget_holds_the_longest_sample,
+    devices_are_supported,
+)
+
+
+def check_rules(config: Config) -> None:
+    """Raises one `ConfigError` with every rule that `config` breaks."""
+    problems = [problem for rule in RULES if (problem := rule(config)) is not None]
+    if problems:
+        raise ConfigError.join(problems)
