@@ -1,0 +1,1 @@
+"""The demo: real weights, a task where learning shows."""
