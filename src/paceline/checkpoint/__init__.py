@@ -1,0 +1,23 @@
+"""Save and resume over state dicts, and the signals that ask for a save."""
+
+from paceline.checkpoint.errors import (
+    CheckpointError,
+    CorruptCheckpointError,
+    NonFiniteStateError,
+    WorldSizeError,
+)
+from paceline.checkpoint.export import export_hf
+from paceline.checkpoint.signals import StopRequest
+from paceline.checkpoint.store import CheckpointStore, Found, Loaded
+
+__all__ = [
+    "CheckpointError",
+    "CheckpointStore",
+    "CorruptCheckpointError",
+    "Found",
+    "Loaded",
+    "NonFiniteStateError",
+    "StopRequest",
+    "WorldSizeError",
+    "export_hf",
+]
