@@ -15,6 +15,7 @@ from paceline.types.records import (
     Stage,
     Verdict,
 )
+from paceline.types.rewards import RewardJob, RewardSpec, Scorer
 
 __all__ = [
     "CAUSES",
@@ -24,7 +25,10 @@ __all__ = [
     "Group",
     "Outcome",
     "Prompt",
+    "RewardJob",
+    "RewardSpec",
     "Sample",
+    "Scorer",
     "Stage",
     "Verdict",
 ]

@@ -1,0 +1,1 @@
+"""Prompts, tasks, the resumable loader and the seed tree. Torch-free."""
