@@ -1,0 +1,1 @@
+"""Completion to score, in killable workers. Torch-free."""

@@ -1,0 +1,1 @@
+"""The built-in reward functions, one library per module, imported by name only."""
