@@ -182,9 +182,7 @@ def _translated(detail: ErrorDetails) -> ConfigError:
         choices = [str(choice) for choice in _choices(field.annotation if field else None)]
         close = difflib.get_close_matches(str(value), choices, n=1, cutoff=0.0)
         nearest = close[0] if close else None
-        return ConfigError(
-            ".".join(location), value, f"must be one of {', '.join(choices)}", (close or [None])[0]
-        )
+        return ConfigError(".".join(location), value, f"must be one of {', '.join(choices)}", nearest)
     for bound in ("ge", "le"):
         if bound in context:
             nearest = str(context[bound])
