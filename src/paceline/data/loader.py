@@ -76,7 +76,9 @@ class PromptLoader:
         for prompt_id in prompt_ids:
             positions = self._in_flight.get(prompt_id)
             if not positions:
-                raise ValueError(f"prompt {prompt_id!r} is marked consumed but was not fetched since it last was")
+                raise ValueError(
+                    f"prompt {prompt_id!r} is marked consumed but was not fetched since it last was"
+                )
             self._consumed_ahead.add(positions.popleft())
             if not positions:
                 del self._in_flight[prompt_id]

@@ -1,0 +1,217 @@
+"""From the task section of a recipe to prompts, held-out prompts, and the name of their reward."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from paceline.config.arithmetic import allowed_new_tokens, stated_context
+from paceline.config.errors import ConfigError
+from paceline.config.schema import Config
+from paceline.data.chat import ChatTokenizer, PromptRenderer
+from paceline.data.gym_tasks import draw_examples, gym_params
+from paceline.data.prompts import Example, find_files, nearest_column, read_examples
+from paceline.data.seeds import child_seed
+from paceline.types import Prompt, RewardSpec
+
+HELD_OUT_SEED = 0
+"""Held-out prompts and worked examples hang from this and not from the run's seed, so that runs with different seeds
+are measured on the same questions and see the same prompt format."""
+
+_NEEDS_ANSWER = ("exact_match", "math")
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """What a run trains on, is measured on and is rewarded by; no question is in more than one of the three sets.
+
+    `num_dropped_overlong` counts prompts (training and held-out) left out because they leave no room for a response;
+    `num_limited` those kept whose room is less than `rollout.max_new_tokens`; `num_duplicates` questions passed over
+    because another set (for reasoning-gym: any set) had them already. `notes` are sentences for the person.
+    """
+
+    train: tuple[Prompt, ...]
+    evaluation: tuple[Prompt, ...]
+    reward: RewardSpec
+    num_dropped_overlong: int
+    num_limited: int
+    num_duplicates: int
+    num_examples: int
+    notes: tuple[str, ...]
+
+    @property
+    def longest_prompt(self) -> int:
+        """Tokens of the longest prompt, held-out ones included."""
+        return max(len(prompt.token_ids) for prompt in (*self.train, *self.evaluation))
+
+
+@dataclass(frozen=True, slots=True)
+class _Questions:
+    train: list[Example]
+    evaluation: list[Example]
+    shown: list[Example]
+    reward: RewardSpec
+    num_duplicates: int
+    notes: tuple[str, ...]
+
+
+def max_new_tokens_for(prompt: Prompt, max_new_tokens: int, max_context: int | None) -> int:
+    """Longest response to this prompt in tokens: what is asked for, or what the context leaves if that is less."""
+    return allowed_new_tokens(len(prompt.token_ids), max_new_tokens, max_context)
+
+
+def build_task(config: Config, tokenizer: ChatTokenizer, max_context: int | None = None) -> Task:
+    """Draws or reads the questions, splits them, and renders every prompt once.
+
+    `max_context` is what the model states, in tokens; `model.max_context` overrules it, and without either a local
+    model folder is asked. Raises `ConfigError` when there is nothing to train on, too little to hold out, or an
+    over-long prompt that may not be dropped.
+    """
+    questions = _gym_questions(config) if config.task.name is not None else _file_questions(config)
+    if not questions.train:
+        raise ConfigError("task", config.task.name or config.task.path, "there are no training prompts in it")
+    _check_answers(config, questions)
+    renderer = PromptRenderer(config, tokenizer, questions.shown)
+    context = config.model.max_context or max_context or stated_context(config.model.path)
+    train = [renderer.render(example) for example in questions.train]
+    evaluation = [renderer.render(example) for example in questions.evaluation]
+    kept_train = _without_overlong(config, train, context)
+    kept_evaluation = _without_overlong(config, evaluation, context)
+    if not kept_train:
+        rule = f"leaves no training prompt: all {len(train)} fill the context of {context} tokens"
+        raise ConfigError("task.overlong_prompts", config.task.overlong_prompts, rule)
+    num_dropped = len(train) + len(evaluation) - len(kept_train) - len(kept_evaluation)
+    wanted = config.rollout.max_new_tokens
+    num_limited = sum(
+        max_new_tokens_for(prompt, wanted, context) < wanted for prompt in (*kept_train, *kept_evaluation)
+    )
+    notes = [*questions.notes]
+    if num_dropped:
+        notes.append(f"{num_dropped} prompts dropped: they fill the context of {context} tokens")
+    if num_limited:
+        notes.append(
+            f"{num_limited} prompts leave less than rollout.max_new_tokens = {wanted} of {context} tokens"
+        )
+    return Task(
+        tuple(kept_train),
+        tuple(kept_evaluation),
+        questions.reward,
+        num_dropped,
+        num_limited,
+        questions.num_duplicates,
+        len(questions.shown),
+        tuple(notes),
+    )
+
+
+def _gym_questions(config: Config) -> _Questions:
+    task = config.task
+    assert task.name is not None
+    params = gym_params(task.name, task.params)
+    taken: set[str] = set()
+    shown, repeated_shown = draw_examples(
+        task.name, params, task.num_examples, child_seed(HELD_OUT_SEED, "task", "examples"), "shown", taken
+    )
+    evaluation, repeated_evaluation = draw_examples(
+        task.name, params, task.eval_size, child_seed(HELD_OUT_SEED, "task", "evaluation"), "eval", taken
+    )
+    num_held_out = len(shown) + len(evaluation)
+    if num_held_out < task.num_examples + task.eval_size:
+        rule = f"{task.name} with these parameters has only about {num_held_out} different questions"
+        raise ConfigError("task.eval_size", task.eval_size, rule, str(num_held_out // 4))
+    train, repeated_train = draw_examples(
+        task.name, params, task.size, child_seed(config.run.seed, "task", "train"), "train", taken
+    )
+    if not train:
+        rule = (
+            f"all of the about {num_held_out} different questions of {task.name} are held out, none is left"
+        )
+        raise ConfigError("task.eval_size", task.eval_size, rule, str(num_held_out // 4))
+    notes = []
+    if len(train) < task.size:
+        notes.append(
+            f"{task.name} has only {len(train)} different questions beside the held-out ones, fewer than "
+            f"task.size = {task.size}"
+        )
+    name = "reasoning_gym" if task.reward == "auto" else task.reward
+    gym_reward = name in ("reasoning_gym", "reasoning_gym_strict")
+    reward = RewardSpec(name, {"dataset": task.name, "params": params} if gym_reward else {})
+    num_repeated = repeated_shown + repeated_evaluation + repeated_train
+    return _Questions(train, evaluation, shown, reward, num_repeated, tuple(notes))
+
+
+def _file_questions(config: Config) -> _Questions:
+    task = config.task
+    assert task.path is not None
+    if task.reward in ("reasoning_gym", "reasoning_gym_strict"):
+        raise ConfigError("task.reward", task.reward, "scores only tasks given by task.name", "exact_match")
+    files = find_files(task.path, "train", "task.path")
+    rows = read_examples(files, task.prompt_key, task.answer_key, "row")
+    if not rows:
+        raise ConfigError("task.path", task.path, "holds no rows, so nothing could be trained")
+    notes = [_files_read(task.path, files)]
+    ranked = sorted(rows, key=lambda row: child_seed(HELD_OUT_SEED, "split", row.identity, row.example_id))
+    evaluation: list[Example] = []
+    if task.eval_path is not None and task.eval_size:
+        eval_files = find_files(task.eval_path, "evaluation", "task.eval_path")
+        evaluation = read_examples(
+            eval_files, task.prompt_key, task.answer_key, "eval", path_key="task.eval_path"
+        )
+        if not evaluation:
+            raise ConfigError("task.eval_path", task.eval_path, "holds no rows, so nothing could be measured")
+        notes.append(
+            f"{_files_read(task.eval_path, eval_files)}; each of its {len(evaluation)} rows is scored"
+        )
+    elif task.eval_size:
+        evaluation = _distinct(ranked, task.eval_size, set())
+    held_out = {example.identity for example in evaluation}
+    shown = _distinct(ranked, task.num_examples, held_out)
+    if len(shown) < task.num_examples:
+        rule = f"only {len(shown)} different rows are left to show beside the held-out ones"
+        raise ConfigError("task.num_examples", task.num_examples, rule, str(len(shown)))
+    held_out |= {example.identity for example in shown}
+    train = [row for row in rows if row.identity not in held_out]
+    if not train:
+        rule = f"all {len(rows)} rows of {task.path} are held out, none is left to train on"
+        raise ConfigError("task.eval_size", task.eval_size, rule, str(len(rows) // 10))
+    row_ids = {row.example_id for row in rows}
+    num_set_aside = sum(example.example_id in row_ids for example in (*evaluation, *shown))
+    reward = RewardSpec("exact_match" if task.reward == "auto" else task.reward)
+    num_duplicates = len(rows) - len(train) - num_set_aside
+    return _Questions(train, evaluation, shown, reward, num_duplicates, tuple(notes))
+
+
+def _distinct(rows: Sequence[Example], count: int, taken: set[str]) -> list[Example]:
+    """The first `count` rows with different questions that are not in `taken`."""
+    chosen: dict[str, Example] = {}
+    for row in rows:
+        if len(chosen) == count:
+            break
+        if row.identity not in taken:
+            chosen.setdefault(row.identity, row)
+    return list(chosen.values())
+
+
+def _files_read(path: str, files: Sequence[Path]) -> str:
+    return f"{path}: read {len(files)} file{'s' if len(files) > 1 else ''} ({', '.join(f.name for f in files[:3])})"
+
+
+def _check_answers(config: Config, questions: _Questions) -> None:
+    if questions.reward.name not in _NEEDS_ANSWER:
+        return
+    for example in (*questions.train, *questions.evaluation):
+        if example.answer is None:
+            rule = f"{example.where} has no such column, and reward {questions.reward.name} needs an answer"
+            nearest = nearest_column(example, config.task.answer_key)
+            raise ConfigError("task.answer_key", config.task.answer_key, rule, nearest)
+
+
+def _without_overlong(config: Config, prompts: Sequence[Prompt], context: int | None) -> list[Prompt]:
+    kept = [prompt for prompt in prompts if max_new_tokens_for(prompt, 1, context)]
+    if len(kept) < len(prompts) and config.task.overlong_prompts == "refuse":
+        longest = max(prompts, key=lambda prompt: len(prompt.token_ids))
+        rule = (
+            f"{len(prompts) - len(kept)} of {len(prompts)} prompts leave no room for a response in the context of "
+            f"{context} tokens; the longest, {longest.prompt_id}, has {len(longest.token_ids)}"
+        )
+        raise ConfigError("task.overlong_prompts", "refuse", rule, "drop")
+    return kept
