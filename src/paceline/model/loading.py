@@ -1,0 +1,179 @@
+"""Load a Hugging Face causal language model so that training, scoring and generation share its parameters.
+
+Shapes: B rows, T tokens of a row, E hidden size, V vocabulary.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    PretrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
+
+from paceline.config.errors import ConfigError
+from paceline.config.schema import ModelSection
+from paceline.model.attention import ATTENTION_NAME, AttentionPlan, register_attention
+from paceline.model.families import FamilyCheck, UnsupportedModelError, check_family
+from paceline.telemetry.flops import ModelShape
+
+
+@dataclass(frozen=True, slots=True)
+class CausalModel:
+    """A loaded model with the parts the trainer and the rollout engine both use."""
+
+    module: PreTrainedModel
+    device: torch.device
+    dtype: torch.dtype
+    shape: ModelShape
+    max_context: int
+    family: FamilyCheck
+
+    def hidden(self, input_ids_BT: Tensor, position_ids_BT: Tensor, plan: AttentionPlan) -> Tensor:
+        """Last hidden states after the final norm, [B * T, E]."""
+        out = self.module.base_model(
+            input_ids=input_ids_BT, position_ids=position_ids_BT, use_cache=False, paceline_plan=plan
+        )
+        hidden: Tensor = out.last_hidden_state
+        return hidden.flatten(0, 1)
+
+    @property
+    def head_weight_VE(self) -> Tensor:
+        """The output embedding."""
+        return self.module.get_output_embeddings().weight
+
+    @property
+    def head_bias_V(self) -> Tensor | None:
+        """The output bias, where the model has one."""
+        return self.module.get_output_embeddings().bias
+
+    @property
+    def logit_softcap(self) -> float | None:
+        """The cap on final logits (Gemma 2), None elsewhere."""
+        # an attribute of some families' configs only
+        return getattr(self.module.config, "final_logit_softcapping", None)
+
+
+def resolve_device(device: str) -> torch.device:
+    """`auto` is CUDA where present, else the CPU.
+
+    Raises:
+        ConfigError: CUDA was asked for and is not there.
+    """
+    if device == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if device == "cuda" and not torch.cuda.is_available():
+        raise ConfigError("cluster.device", "cuda", "this machine shows no CUDA device to torch", "cpu")
+    return torch.device(device)
+
+
+def resolve_dtype(dtype: str, device: torch.device) -> torch.dtype:
+    """Working dtype for a device; see `model.dtype` in the config schema."""
+    if dtype == "float32" or (dtype == "auto" and device.type == "cpu"):
+        return torch.float32
+    if dtype == "native" and device.type == "cpu" and not has_bf16_matrix_units():
+        return torch.float32
+    return torch.bfloat16
+
+
+def has_bf16_matrix_units() -> bool:
+    """Whether this CPU multiplies bfloat16 matrices in hardware tiles (Intel AMX)."""
+    return bool(torch.cpu._is_amx_tile_supported())
+
+
+def load_tokenizer(settings: ModelSection) -> PreTrainedTokenizerBase:
+    """The model's tokenizer, with the recipe's chat template if it names one.
+
+    Raises:
+        ConfigError: the path holds no tokenizer.
+    """
+    path = settings.tokenizer_path or settings.path
+    key = "model.tokenizer_path" if settings.tokenizer_path else "model.path"
+    try:
+        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
+            path, revision=settings.revision, trust_remote_code=settings.trust_remote_code
+        )
+    except (OSError, ValueError) as error:
+        raise ConfigError(key, path, f"no tokenizer can be loaded from it: {_first_line(error)}") from error
+    if settings.chat_template is not None:
+        tokenizer.chat_template = Path(settings.chat_template).read_text(encoding="utf-8")
+    return tokenizer
+
+
+def load_model(settings: ModelSection, device: torch.device, seed: int = 0) -> CausalModel:
+    """Loads weights (or builds random ones from the config) in the working dtype, attention plans plugged in.
+
+    Raises:
+        ConfigError: the path holds no model.
+        UnsupportedModelError: the family cannot run on attention plans.
+    """
+    config = _load_config(settings)
+    model_class = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
+    if model_class is None:
+        raise UnsupportedModelError(
+            f"model.path = {settings.path!r}: model type {config.model_type!r} has no causal language model in transformers"
+        )
+    family = check_family(config, model_class)
+    if family.refusal is not None:
+        raise UnsupportedModelError(
+            f"model.path = {settings.path!r}: {config.model_type} cannot be used: {family.refusal}"
+        )
+    dtype = resolve_dtype(settings.dtype, device)
+    module = _build(settings, config, dtype, device, seed)
+    return wrap_model(module, device, family, settings.max_context)
+
+
+def wrap_model(
+    module: PreTrainedModel, device: torch.device, family: FamilyCheck, max_context: int | None = None
+) -> CausalModel:
+    """Plugs attention plans into an already built module."""
+    register_attention()
+    module.set_attn_implementation(ATTENTION_NAME)
+    module.eval()  # no dropout: old and new log-probs must come from the same function
+    return CausalModel(
+        module=module,
+        device=device,
+        dtype=module.dtype,
+        shape=ModelShape.from_hf_config(module.config.to_dict()),
+        max_context=min(max_context or 1 << 30, module.config.max_position_embeddings),
+        family=family,
+    )
+
+
+def _load_config(settings: ModelSection) -> PretrainedConfig:
+    try:
+        config: PretrainedConfig = AutoConfig.from_pretrained(
+            settings.path, revision=settings.revision, trust_remote_code=settings.trust_remote_code
+        )
+    except (OSError, ValueError) as error:
+        raise ConfigError(
+            "model.path", settings.path, f"no model can be loaded from it: {_first_line(error)}"
+        ) from error
+    return config
+
+
+def _build(
+    settings: ModelSection, config: PretrainedConfig, dtype: torch.dtype, device: torch.device, seed: int
+) -> PreTrainedModel:
+    register_attention()
+    common: dict[str, Any] = {"dtype": dtype, "trust_remote_code": settings.trust_remote_code}
+    if settings.random_weights:
+        torch.manual_seed(seed)
+        with device:
+            module = AutoModelForCausalLM.from_config(config, **common)
+    else:
+        module = AutoModelForCausalLM.from_pretrained(settings.path, revision=settings.revision, **common)
+    moved: PreTrainedModel = module.to(device)
+    return moved
+
+
+def _first_line(error: BaseException) -> str:
+    return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__

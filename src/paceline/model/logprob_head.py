@@ -1,0 +1,157 @@
+"""Hidden states to log-probability and entropy of response tokens, without ever holding the full logits.
+
+Forward and backward walk over chunks of R response tokens; each chunk's logits [C, V] exist only inside its turn, so
+peak extra memory is proportional to chunk x vocabulary. The backward pass recomputes them.
+
+With z = logits / temperature, p = softmax(z):
+    logprob = z[y] - logsumexp(z)                  d logprob / d z = onehot(y) - p
+    entropy = -sum(p * log p)                      d entropy / d z = -p * (log p + entropy)
+
+Shapes: R response tokens, C tokens of a chunk, V vocabulary, E hidden size.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class HeadSettings:
+    """Temperature of the scored distribution, the model's final logit cap (Gemma 2), tokens per chunk."""
+
+    temperature: float
+    softcap: float | None
+    chunk: int
+    with_entropy_grad: bool = False
+
+    def __post_init__(self) -> None:
+        if self.chunk < 1:
+            raise ValueError(f"chunk must be at least 1 token, not {self.chunk}")
+        if self.temperature <= 0.0:
+            raise ValueError(f"temperature must be positive to score a distribution, not {self.temperature}")
+
+
+def response_logprobs(
+    hidden_RE: Tensor, weight_VE: Tensor, bias_V: Tensor | None, targets_R: Tensor, settings: HeadSettings
+) -> tuple[Tensor, Tensor]:
+    """Log-probability and entropy of each target, float32 [R] and [R], in nats.
+
+    The entropy carries a gradient only when `settings.with_entropy_grad`; otherwise no graph for it is kept.
+    """
+    logprob_R, entropy_R = _ChunkedHead.apply(hidden_RE, weight_VE, bias_V, targets_R, settings)
+    return logprob_R, entropy_R
+
+
+def full_logprobs(
+    hidden_RE: Tensor, weight_VE: Tensor, bias_V: Tensor | None, targets_R: Tensor, settings: HeadSettings
+) -> tuple[Tensor, Tensor]:
+    """The slow reference of `response_logprobs`: all logits at once, plain autograd."""
+    logits_RV = scaled_logits(hidden_RE, weight_VE, bias_V, settings)
+    log_p_RV = logits_RV.log_softmax(dim=-1)
+    entropy_R = -(log_p_RV.exp() * log_p_RV).sum(dim=-1)
+    return log_p_RV.gather(-1, targets_R[:, None]).squeeze(-1), entropy_R
+
+
+def scaled_logits(
+    hidden_CE: Tensor, weight_VE: Tensor, bias_V: Tensor | None, settings: HeadSettings
+) -> Tensor:
+    """Capped logits over temperature, float32 [C, V]; the distribution both sampling and scoring use."""
+    logits_CV = torch.nn.functional.linear(hidden_CE, weight_VE, bias_V).float()
+    if settings.softcap is not None:
+        logits_CV = settings.softcap * torch.tanh(logits_CV / settings.softcap)
+    return logits_CV if settings.temperature == 1.0 else logits_CV / settings.temperature
+
+
+class _ChunkedHead(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden_RE: Tensor,
+        weight_VE: Tensor,
+        bias_V: Tensor | None,
+        targets_R: Tensor,
+        settings: HeadSettings,
+    ) -> tuple[Tensor, Tensor]:
+        logprobs, entropies = [], []
+        for hidden_CE, targets_C in zip(
+            hidden_RE.split(settings.chunk), targets_R.split(settings.chunk), strict=True
+        ):
+            logits_CV = scaled_logits(hidden_CE, weight_VE, bias_V, settings)
+            log_z_C = logits_CV.logsumexp(dim=-1)
+            logprobs.append(logits_CV.gather(-1, targets_C[:, None]).squeeze(-1) - log_z_C)
+            # -sum(p log p), not log_z - sum(p z): the latter cancels to noise where one token has all the mass
+            log_p_CV = logits_CV.sub_(log_z_C[:, None])
+            entropies.append(-(log_p_CV.exp() * log_p_CV).sum(dim=-1))
+        logprob_R = torch.cat(logprobs) if logprobs else hidden_RE.new_zeros(0, dtype=torch.float32)
+        entropy_R = torch.cat(entropies) if entropies else hidden_RE.new_zeros(0, dtype=torch.float32)
+        ctx.save_for_backward(hidden_RE, weight_VE, bias_V, targets_R)
+        ctx.settings = settings
+        if not settings.with_entropy_grad:
+            ctx.mark_non_differentiable(entropy_R)
+        return logprob_R, entropy_R
+
+    @staticmethod
+    def backward(  # type: ignore[override]
+        ctx: Any, grad_logprob_R: Tensor, grad_entropy_R: Tensor
+    ) -> tuple[Tensor, Tensor | None, Tensor | None, None, None]:
+        hidden_RE, weight_VE, bias_V, targets_R = ctx.saved_tensors
+        settings: HeadSettings = ctx.settings
+        needs_weight = ctx.needs_input_grad[1]
+        grad_hidden_RE = torch.empty_like(hidden_RE)
+        # float32 sums over chunks: the result must not depend on how many there are
+        grad_weight_VE = torch.zeros_like(weight_VE, dtype=torch.float32) if needs_weight else None
+        grad_bias_V = (
+            torch.zeros_like(bias_V, dtype=torch.float32)
+            if bias_V is not None and ctx.needs_input_grad[2]
+            else None
+        )
+        for start in range(0, len(targets_R), settings.chunk):
+            rows = slice(start, start + settings.chunk)
+            grad_logits_CV = _logit_gradient(
+                hidden_RE[rows],
+                weight_VE,
+                bias_V,
+                targets_R[rows],
+                settings,
+                grad_logprob_R[rows],
+                grad_entropy_R[rows] if settings.with_entropy_grad else None,
+            )
+            if grad_bias_V is not None:
+                grad_bias_V += grad_logits_CV.sum(dim=0)
+            grad_logits_CV = grad_logits_CV.to(weight_VE.dtype)
+            grad_hidden_RE[rows] = grad_logits_CV @ weight_VE
+            if grad_weight_VE is not None:
+                grad_weight_VE += grad_logits_CV.T @ hidden_RE[rows]
+        return (
+            grad_hidden_RE,
+            None if grad_weight_VE is None else grad_weight_VE.to(weight_VE.dtype),
+            None if grad_bias_V is None or bias_V is None else grad_bias_V.to(bias_V.dtype),
+            None,
+            None,
+        )
+
+
+def _logit_gradient(
+    hidden_CE: Tensor,
+    weight_VE: Tensor,
+    bias_V: Tensor | None,
+    targets_C: Tensor,
+    settings: HeadSettings,
+    grad_logprob_C: Tensor,
+    grad_entropy_C: Tensor | None,
+) -> Tensor:
+    """Gradient with respect to the uncapped, unscaled logits of one chunk, float32 [C, V]."""
+    logits_CV = scaled_logits(hidden_CE, weight_VE, bias_V, settings)
+    log_p_CV = logits_CV.log_softmax(dim=-1)
+    p_CV = log_p_CV.exp()
+    grad_CV = p_CV * -grad_logprob_C[:, None]
+    if grad_entropy_C is not None:
+        entropy_C = -(p_CV * log_p_CV).sum(dim=-1, keepdim=True)
+        grad_CV -= grad_entropy_C[:, None] * p_CV * (log_p_CV + entropy_C)
+    grad_CV.scatter_add_(-1, targets_C[:, None], grad_logprob_C[:, None])
+    if settings.softcap is not None:
+        capped_CV = logits_CV * settings.temperature
+        grad_CV *= 1.0 - (capped_CV / settings.softcap) ** 2
+    return grad_CV if settings.temperature == 1.0 else grad_CV / settings.temperature

@@ -1,0 +1,1 @@
+"""The native engine: continuous batching in the trainer's process, on the trainer's own parameters."""

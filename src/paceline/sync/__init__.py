@@ -1,0 +1,6 @@
+"""Weights from the trainer to the rollout engine, and the proof that they arrived."""
+
+from paceline.sync.fingerprint import fingerprint
+from paceline.sync.versions import InProcessSync, WeightSyncError
+
+__all__ = ["InProcessSync", "WeightSyncError", "fingerprint"]
