@@ -22,6 +22,7 @@ from paceline.types import Verdict
 # The import path is handed over, and the caller's own script is not run again as multiprocessing's spawn would: the
 # script may have no main guard, and importing what it imports would cost each worker seconds.
 _BOOTSTRAP = (
+    "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN); "
     "import json, sys; sys.path[:] = json.loads(sys.argv[2]); "
     "from paceline.rewards.worker import main; main(int(sys.argv[1]))"
 )
@@ -49,8 +50,9 @@ class WorkerProcess:
     def __init__(self, setup: WorkerSetup, output_fd: int) -> None:
         self.socket, child_socket = socket.socketpair()
         with child_socket:
+            # Unbuffered (-u), because a worker that is killed could not flush what a reward has printed.
             self.process = subprocess.Popen(
-                [sys.executable, "-c", _BOOTSTRAP, str(child_socket.fileno()), json.dumps(sys.path)],
+                [sys.executable, "-u", "-c", _BOOTSTRAP, str(child_socket.fileno()), json.dumps(sys.path)],
                 pass_fds=(child_socket.fileno(),),
                 stdin=subprocess.DEVNULL,
                 stdout=output_fd,

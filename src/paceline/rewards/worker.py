@@ -49,7 +49,6 @@ class Refused:
 
 def main(socket_fd: int) -> None:
     """Serves one pool until its end of the socket closes."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
     connection = socket.socket(fileno=socket_fd)
     batches: queue.SimpleQueue[Any] = queue.SimpleQueue()
     threading.Thread(target=_read, args=(connection, batches), daemon=True).start()

@@ -23,8 +23,9 @@ def math() -> RewardFunction:
     def score(completion: str, *, answer: str | None, metadata: Mapping[str, Any], prompt: str) -> float:
         if answer is None:
             raise ValueError("math needs a reference answer and the prompt has none")
-        # A bare answer such as \frac{1}{2} is recognised as an expression only inside a math environment.
-        expected = math_verify.parse(answer) or math_verify.parse(f"${answer}$")
+        # Only inside a math environment is a bare answer read whole: as running text, "1+x^2" would be read as 1.
+        is_bare = "$" not in answer and "\\boxed" not in answer
+        expected = math_verify.parse(f"${answer}$" if is_bare else answer) or math_verify.parse(answer)
         if not expected:
             raise ValueError(f"no expression found in the reference answer {answer!r}")
         return float(math_verify.verify(expected, math_verify.parse(completion)))
