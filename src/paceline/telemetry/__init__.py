@@ -1,0 +1,1 @@
+"""Where the time went: spans, the ledger, metrics, FLOPs, and the records they leave. Imports no torch."""
