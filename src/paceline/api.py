@@ -1,0 +1,44 @@
+"""The same as the command line, from Python. Importing it loads no torch; training does."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from paceline.config import load_config
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """A run's folder and what can be made of it."""
+
+    dir: Path
+
+    def report(self) -> Path:
+        """Writes the report, one HTML file, and returns its path."""
+        from paceline.report import write_report
+
+        return write_report(self.dir)
+
+    def figures(self) -> dict[str, Any]:
+        """The report's figures: what `paceline report --json` prints."""
+        from paceline.report import report_figures
+
+        return report_figures(self.dir)
+
+
+def train(
+    recipe: str | Path | None = None, *, overrides: Sequence[str] = (), **sections: Mapping[str, Any]
+) -> Run:
+    """Trains to the end and returns the run.
+
+    `recipe` is a YAML file or None. Settings come as keywords, one per section, `train={"lr": 1e-5}`, or as texts,
+    `overrides=["train.lr=1e-5"]`; the texts win over the keywords, and both over the recipe.
+
+    Raises:
+        paceline.ConfigError: refused before anything started; the message names the setting and what would do.
+    """
+    config = load_config(recipe, overrides, sections=sections)
+    from paceline.schedules import run_training
+
+    return Run(Path(run_training(config).run_dir))

@@ -1,0 +1,143 @@
+"""Commands and exit codes: 0 done, 1 failed while running, 2 refused before starting.
+
+Only what a command needs is imported, and only when it runs: `--help`, `config` and `--dry-run` answer without
+torch.
+"""
+
+import json
+import sys
+import traceback
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from paceline.config import ConfigError, describe, explain, load_config
+
+DONE, FAILED, REFUSED = 0, 1, 2
+
+app = typer.Typer(
+    help="LLM reinforcement-learning post-training that is fast by construction and explains itself.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+
+Recipe = Annotated[str, typer.Argument(help="YAML recipe; settings are also given as section.key=value.")]
+Overrides = Annotated[
+    list[str] | None, typer.Argument(help="Settings: section.key=value ...", show_default=False)
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON on standard output.")]
+
+
+@app.command()
+def train(
+    recipe: Recipe,
+    overrides: Overrides = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Check everything, print the batch arithmetic, start nothing.")
+    ] = False,
+) -> None:
+    """Train a model as the recipe says."""
+    config = load_config(*split_recipe(recipe, overrides or []))
+    if dry_run:
+        print(describe(config))
+        return
+    from paceline.schedules import run_training
+
+    result = run_training(config)
+    print(f"run: {result.run_dir}")
+
+
+@app.command()
+def report(run: Annotated[Path, typer.Argument(help="Folder of a run.")], as_json: AsJson = False) -> None:
+    """Write a run's report as one HTML file, or print its figures."""
+    check_run_folder(run)
+    from paceline.report import report_figures, write_report
+
+    if as_json:
+        print(json.dumps(report_figures(run), indent=2))
+    else:
+        print(write_report(run))
+
+
+@app.command()
+def doctor(
+    recipe: Annotated[str | None, typer.Argument(help="Recipe to check as well.", show_default=False)] = None,
+    overrides: Overrides = None,
+    as_json: AsJson = False,
+) -> None:
+    """Check this machine, and a recipe if given, without loading a model. Exit code 2 when a check fails."""
+    from paceline.cli.doctor import FAIL, examine, print_checks
+
+    checks = examine(*split_recipe(recipe, overrides or [])) if recipe is not None else examine(None, [])
+    if as_json:
+        print(json.dumps([check.as_dict() for check in checks], indent=2))
+    else:
+        print_checks(checks)
+    if any(check.status == FAIL for check in checks):
+        raise typer.Exit(REFUSED)
+
+
+@app.command("config")
+def list_settings(
+    explain_all: Annotated[
+        bool, typer.Option("--explain", help="With type and meaning of every setting.")
+    ] = False,
+) -> None:
+    """List all settings with their defaults."""
+    for name, kind, default, description in explain():
+        print(f"{name} = {default}")
+        if explain_all:
+            print(f"    {kind}\n    {description}\n")
+
+
+def split_recipe(recipe: str, overrides: Sequence[str]) -> tuple[str | None, list[str]]:
+    """A first argument that is written section.key=value is a setting, not a file: a run needs no recipe file."""
+    if "=" in recipe and not Path(recipe).exists():
+        return None, [recipe, *overrides]
+    return recipe, list(overrides)
+
+
+def check_run_folder(run: Path) -> None:
+    """Raises `ConfigError` unless `run` is the folder of a run."""
+    if (run / "config.yaml").is_file():
+        return
+    rule = (
+        "must be the folder of a run, which holds a config.yaml"
+        if run.is_dir()
+        else "there is no such folder"
+    )
+    parent = run if run.is_dir() else run.parent
+    runs = sorted(path.parent for path in parent.glob("*/config.yaml")) if parent.is_dir() else []
+    raise ConfigError("run", str(run), rule, ", ".join(str(path) for path in runs[-3:]) or None)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs one command and returns its exit code; whatever went wrong is on the last lines of standard error."""
+    try:
+        app(args=None if arguments is None else list(arguments))
+    except ConfigError as error:
+        for problem in error.problems:
+            print(f"refused: {problem.line}", file=sys.stderr)
+        return REFUSED
+    except (
+        SystemExit
+    ) as stop:  # typer's way to end: 0 after a command, 2 after a usage error, 1 when interrupted
+        return stop.code if isinstance(stop.code, int) else FAILED
+    except Exception as error:  # the outermost frame: everything else means the run failed, and says why
+        return _failure(error)
+    return DONE
+
+
+def _failure(error: Exception) -> int:
+    traceback.print_exception(error)
+    cause = error
+    while isinstance(cause.__cause__, Exception):
+        cause = cause.__cause__
+    if cause is not error:
+        print(f"caused by: {type(cause).__name__}: {cause}", file=sys.stderr)
+    print(f"failed: {type(error).__name__}: {error}", file=sys.stderr)
+    return FAILED
