@@ -1,0 +1,178 @@
+"""Every metric a run may record: its reduction, unit and meaning, declared once. Torch-free.
+
+A name that is not declared here is refused where it is recorded, so that no figure exists without a meaning.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from difflib import get_close_matches
+from typing import Literal
+
+from paceline.types import STAGES
+
+Reduction = Literal["sum", "mean", "max", "min", "last"]
+"""How values of one step (of its micro-batches, updates and ranks) become one: `mean` is weighted by the weight given
+with each value, `last` keeps the latest and is for values that are the same on every rank."""
+
+
+@dataclass(frozen=True, slots=True)
+class MetricSpec:
+    """One declared metric."""
+
+    name: str
+    reduction: Reduction
+    unit: str
+    description: str
+
+
+class UnknownMetricError(KeyError):
+    """A name was recorded that no schema declares; the message names the nearest one that is."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        nearest = get_close_matches(name, METRICS, n=1, cutoff=0.0)
+        self.nearest = nearest[0]
+        super().__init__(name)
+
+    def __str__(self) -> str:
+        return (
+            f"metric {self.name!r} is not declared in telemetry/metric_schema.py (nearest: {self.nearest!r})"
+        )
+
+
+def spec_of(name: str) -> MetricSpec:
+    """The declaration of `name`.
+
+    Raises:
+        UnknownMetricError: it has none.
+    """
+    spec = METRICS.get(name)
+    if spec is None:
+        raise UnknownMetricError(name)
+    return spec
+
+
+_REWARD = """
+reward/mean | mean | score | Mean score of the step's samples; samples without a verdict are in neither sum nor count.
+reward/std | mean | score | Standard deviation of the scores within a group, mean over groups.
+reward/max | max | score | Best score of the step.
+accuracy/train | mean | share | Samples with a full score (1.0 or more) among those with a verdict.
+reward/timeouts | sum | samples | Scorings killed at the time limit; no score.
+reward/errors | sum | samples | Scorings that raised or whose worker died; no score.
+samples/without_verdict | sum | samples | Samples left out of their group's statistics: timeouts and errors.
+"""
+
+_OBJECTIVE = """
+loss/total | sum | nats | Loss as differentiated: partial sums of micro-batches over one global denominator.
+loss/policy | sum | nats | Policy part of the loss.
+loss/kl | sum | nats | KL part of the loss, coefficient included.
+loss/entropy | sum | nats | Entropy part of the loss, coefficient and sign included.
+entropy | mean | nats | Entropy of the policy per loss token, at the sampling temperature.
+kl/reference | mean | nats | Estimated KL to the reference model per loss token.
+kl/old | mean | nats | Estimated KL to the weights the old log-probs belong to, per loss token.
+clip_fraction | mean | share | Loss tokens (sequences for a sequence-level ratio) whose ratio the clip bounds.
+ratio/mean | mean | ratio | Importance ratio of current to old probability per loss token.
+ratio/max | max | ratio | Largest importance ratio.
+"""
+
+_UPDATE = """
+grad_norm | mean | norm | Global gradient norm before clipping, mean over the step's updates; nan where one was not finite.
+lr | last | rate | Learning rate of the step's last update.
+updates/applied | sum | updates | Optimiser updates applied.
+updates/skipped | sum | updates | Optimiser updates skipped for a gradient that was not finite.
+updates/empty | sum | updates | Mini-batches without a token to train on; nothing moved.
+micro_batches | sum | micro-batches | Forward-backward passes.
+"""
+
+_TOKENS = """
+tokens/prompt | sum | tokens | Prompt tokens, counted once per sample.
+tokens/response | sum | tokens | Response tokens sampled, end tokens included.
+tokens/loss | sum | tokens | Response tokens the loss is taken over.
+tokens/laid_out | sum | tokens | Token slots computed by the updates, padding included.
+tokens/effective_share | mean | share | Tokens of the samples per slot computed; above 1 where shared prefixes save work.
+tokens/zero_advantage_skipped | sum | tokens | Tokens not computed because the advantage of their sample is zero.
+samples/zero_advantage_skipped | sum | samples | Samples not computed because their advantage is zero; still in the denominators.
+samples/masked | sum | samples | Samples without a loss token.
+samples/overlong | sum | samples | Samples longer than the token budget, each in a micro-batch of its own.
+samples/truncated | sum | samples | Samples that reached the token limit.
+samples/aborted | sum | samples | Samples whose generation was interrupted.
+response_length/mean | mean | tokens | Response length, end token included.
+response_length/max | max | tokens | Longest response.
+response_length/min | min | tokens | Shortest response.
+truncated_fraction | mean | share | Samples that reached the token limit among all.
+"""
+
+_ROLLOUT = """
+groups/zero_signal | sum | groups | Groups trained on whose scores are all equal: no gradient from their advantage.
+groups/dropped_no_signal | sum | groups | Groups dynamic sampling dropped because their scores are all equal.
+groups/dropped_no_verdict | sum | groups | Groups dropped because no member has a verdict.
+groups/singleton | sum | groups | Groups with one verdict only: no baseline, advantage zero.
+rollout/generations | sum | rollouts | Rollouts the step needed; above 1 with dynamic sampling only.
+rollout/exhausted | sum | steps | 1 when dynamic sampling stopped at algorithm.max_generations with fewer groups than wanted.
+rollout/logprob_difference_mean | mean | nats | |trainer's log-prob - sampled log-prob| per loss token.
+rollout/logprob_difference_max | max | nats | Largest such difference.
+rollout/prefill_tokens | sum | tokens | Prompt tokens the engine computed; a shared prompt counts once.
+rollout/mean_running | mean | samples | Samples decoded at the same time, mean over the decoding steps.
+rollout/cache_bytes | max | bytes | Memory of the KV cache per device.
+prompts/consumed | sum | prompts | Prompts the step consumed; the loader's saved position counts these.
+weight_version | last | version | Version of the weights after the step.
+epoch | last | epochs | Passes over the prompts begun, from 0.
+"""
+
+_SPEED = """
+throughput/tokens_per_s | sum | tokens/s | Prompt and response tokens of the step per second of its wall time, all devices together.
+throughput/generated_tokens_per_s | sum | tokens/s | Response tokens per second of the rollout stage, all devices together.
+time/step | mean | s | Wall time of the step, mean over ranks.
+time/unaccounted | mean | s | Wall time no span covered, mean over ranks.
+mfu/update_actor | mean | share | Model FLOPs utilisation of the actor update; absent on hardware without a known peak.
+mfu/step | mean | share | Model FLOPs of the whole step over its wall time and the peak; absent likewise.
+tflops/update_actor | mean | TFLOP/s | Model FLOPs of the actor update per second and device.
+memory/peak_allocated | max | bytes | Most device memory held by tensors; 0 on a CPU.
+memory/peak_reserved | max | bytes | Most device memory held by the allocator; 0 on a CPU.
+memory/host_rss | max | bytes | Resident host memory of the largest process.
+checkpoint/blocked_s | sum | s | Time training stood still for checkpoints.
+checkpoint/waits | sum | waits | Saves that had to wait for the previous one to be written.
+"""
+
+_EVALUATION = """
+eval/accuracy | mean | share | Held-out completions with a full score among those with a verdict.
+eval/mean_score | mean | score | Mean score of the held-out completions with a verdict.
+eval/completions | sum | samples | Held-out completions.
+eval/without_verdict | sum | samples | Held-out completions without a verdict.
+"""
+
+
+def _parse(table: str) -> Iterator[MetricSpec]:
+    reductions: dict[str, Reduction] = {
+        "sum": "sum",
+        "mean": "mean",
+        "max": "max",
+        "min": "min",
+        "last": "last",
+    }
+    for line in table.strip().splitlines():
+        name, reduction, unit, description = line.split(" | ", 3)
+        yield MetricSpec(name, reductions[reduction], unit, description)
+
+
+def _stage_times() -> Iterator[MetricSpec]:
+    for stage in STAGES:
+        text = f"Self-time of stage {stage} in the step, mean over ranks."
+        yield MetricSpec(f"time/{stage}", "mean", "s", text)
+
+
+METRICS: dict[str, MetricSpec] = {
+    spec.name: spec
+    for table in (_REWARD, _OBJECTIVE, _UPDATE, _TOKENS, _ROLLOUT, _SPEED, _EVALUATION)
+    for spec in _parse(table)
+} | {spec.name: spec for spec in _stage_times()}
+"""All declared metrics by name, in the order of docs/records.md."""
+
+
+def metric_table() -> str:
+    """The metrics as the Markdown table of docs/records.md."""
+    rows = [
+        f"| `{spec.name}` | {spec.reduction} | {spec.unit} | {spec.description.replace('|', chr(92) + '|')} |"
+        for spec in METRICS.values()
+    ]
+    return "\n".join(["| Metric | Reduction | Unit | Meaning |", "|---|---|---|---|", *rows])

@@ -1,0 +1,268 @@
+"""Metrics of a step: accumulated under their declared reduction, logged as JSON lines, read back. Torch-free."""
+
+import json
+import math
+import os
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Protocol, Self
+
+from paceline.telemetry.metric_schema import (
+    METRICS,
+    MetricSpec,
+    Reduction,
+    UnknownMetricError,
+    metric_table,
+    spec_of,
+)
+
+__all__ = [
+    "METRICS",
+    "MetricAccumulator",
+    "MetricHistory",
+    "MetricLog",
+    "MetricRecord",
+    "MetricSink",
+    "MetricSpec",
+    "Reduction",
+    "UnknownMetricError",
+    "metric_table",
+    "read_metric_history",
+    "read_metrics",
+    "spec_of",
+]
+
+METRICS_FILE = "metrics.jsonl"
+RECORD_VERSION = 1
+
+
+@dataclass(slots=True)
+class _Collected:
+    """What was added under one name: the terms themselves, so that a sum does not depend on how they were split."""
+
+    terms: list[float] = field(default_factory=list)
+    weights: list[float] = field(default_factory=list)
+
+
+class MetricAccumulator:
+    """Collects values of one step; may be filled in parts (micro-batches, ranks) and merged.
+
+    Sums and weighted means are summed exactly and rounded once, so the result is the same bit for bit for every
+    split and order of the same values. A mean of means never occurs: weights travel with the values.
+    """
+
+    def __init__(self) -> None:
+        self._collected: dict[str, _Collected] = {}
+
+    def add(self, name: str, value: float, weight: float = 1.0) -> None:
+        """Adds an observation. `weight` matters to means only: how many tokens (or samples) `value` is a mean of.
+
+        A weight of 0 says that nothing was observed: a mean, maximum, minimum or last value ignores it. Sums take the
+        value whatever the weight.
+
+        Raises:
+            UnknownMetricError: the name is not declared.
+            ValueError: the weight is negative or not finite.
+        """
+        spec = spec_of(name)
+        value, weight = float(value), float(weight)
+        if not 0.0 <= weight < math.inf:
+            raise ValueError(f"metric {name!r}: weight {weight} must be finite and at least 0")
+        collected = self._collected.setdefault(name, _Collected())
+        if spec.reduction == "sum":
+            collected.terms.append(value)
+        elif weight == 0.0:
+            return
+        elif spec.reduction == "mean":
+            collected.terms.append(value * weight)
+            collected.weights.append(weight)
+        else:
+            collected.terms = [_FOLDS[spec.reduction]([*collected.terms, value])]
+
+    def merge(self, other: "MetricAccumulator") -> None:
+        """Takes in what `other` collected, as if its values had been added here, after those already here."""
+        for name, theirs in other._collected.items():
+            mine = self._collected.setdefault(name, _Collected())
+            mine.terms.extend(theirs.terms)
+            mine.weights.extend(theirs.weights)
+
+    def reduce(self) -> dict[str, float]:
+        """One value per name by its declared reduction, in the order of first use.
+
+        A name for which nothing was observed (a mean of total weight 0) is absent rather than 0 or nan.
+        """
+        reduced: dict[str, float] = {}
+        for name, collected in self._collected.items():
+            if not collected.terms:
+                continue
+            reduction = METRICS[name].reduction
+            if reduction == "mean":
+                reduced[name] = _exact_sum(collected.terms) / _exact_sum(collected.weights)
+            else:
+                reduced[name] = _FOLDS[reduction](collected.terms)
+        return reduced
+
+
+def _exact_sum(terms: list[float]) -> float:
+    try:
+        return math.fsum(terms)
+    except (OverflowError, ValueError):  # beyond the largest float, or inf - inf: what plain addition gives
+        return sum(terms)
+
+
+def _largest(terms: list[float]) -> float:
+    return math.nan if any(map(math.isnan, terms)) else max(terms)
+
+
+def _smallest(terms: list[float]) -> float:
+    return math.nan if any(map(math.isnan, terms)) else min(terms)
+
+
+def _latest(terms: list[float]) -> float:
+    return terms[-1]
+
+
+_FOLDS: dict[str, Callable[[list[float]], float]] = {
+    "sum": _exact_sum,
+    "max": _largest,
+    "min": _smallest,
+    "last": _latest,
+}
+
+
+class MetricSink(Protocol):
+    """A further place that metrics go to; see sinks.py."""
+
+    def write(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Takes the metrics of one step."""
+        ...
+
+    def close(self) -> None:
+        """Writes what is still held back."""
+        ...
+
+
+class MetricLog:
+    """Appends one line per step to `metrics.jsonl` in the run's folder and hands the same to every sink.
+
+    A line is on its way to the disk when `record` returns: a killed process loses no recorded step. JSON has no
+    nan and no infinities, so these are written as the strings "nan", "inf" and "-inf".
+    """
+
+    def __init__(self, run_dir: Path, sinks: Iterable[MetricSink] = ()) -> None:
+        self.path = run_dir / METRICS_FILE
+        self.sinks: list[MetricSink] = list(sinks)
+        run_dir.mkdir(parents=True, exist_ok=True)
+        self._last_step: int | None = None
+        self._file = self.path.open("ab")
+        if _ends_within_a_line(self.path):
+            self._file.write(b"\n")  # a killed process's half line must not swallow the next record
+
+    def record(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Writes the metrics of `step`, once per step and in order (0 is what was measured before the first).
+
+        Raises:
+            UnknownMetricError: a name is not declared.
+            ValueError: this log has already recorded `step` or a later one; readers keep one record per step.
+        """
+        if self._last_step is not None and step <= self._last_step:
+            raise ValueError(f"step {step} comes after step {self._last_step} was recorded")
+        values = {spec_of(name).name: float(value) for name, value in metrics.items()}
+        record = {
+            "v": RECORD_VERSION,
+            "step": step,
+            "time": time.time(),
+            "metrics": {name: _encoded(value) for name, value in values.items()},
+        }
+        self._file.write(json.dumps(record, allow_nan=False).encode() + b"\n")
+        self._file.flush()
+        self._last_step = step
+        for sink in self.sinks:
+            sink.write(step, values)
+
+    def close(self) -> None:
+        """Closes the file and every sink."""
+        self._file.close()
+        for sink in self.sinks:
+            sink.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+@dataclass(frozen=True, slots=True)
+class MetricRecord:
+    """The metrics of one step; `unix_s` is when they were written."""
+
+    step: int
+    unix_s: float
+    metrics: Mapping[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class MetricHistory:
+    """A run's metrics by step. `num_replaced` counts records of steps that a resumed run did again,
+    `num_torn_lines` lines that a killed process left half-written."""
+
+    records: tuple[MetricRecord, ...]
+    num_replaced: int
+    num_torn_lines: int
+
+
+def read_metric_history(run_dir: Path) -> MetricHistory:
+    """Reads `metrics.jsonl`: the last record of every step, in order of steps. Empty when there is no file.
+
+    Raises:
+        ValueError: a record is of another version.
+    """
+    path = run_dir / METRICS_FILE
+    latest: dict[int, MetricRecord] = {}
+    num_records = num_torn = 0
+    for line in path.read_bytes().splitlines() if path.exists() else []:
+        if not line.strip():
+            continue
+        try:
+            raw = json.loads(line)
+        except ValueError:
+            num_torn += 1
+            continue
+        record = _decoded(raw, path)
+        latest[record.step] = record
+        num_records += 1
+    records = tuple(latest[step] for step in sorted(latest))
+    return MetricHistory(records, num_records - len(records), num_torn)
+
+
+def read_metrics(run_dir: Path) -> list[MetricRecord]:
+    """The records of `read_metric_history`."""
+    return list(read_metric_history(run_dir).records)
+
+
+def _decoded(raw: dict[str, Any], path: Path) -> MetricRecord:
+    if raw["v"] != RECORD_VERSION:
+        raise ValueError(
+            f"{path}: a record of version {raw['v']}; this paceline reads version {RECORD_VERSION}"
+        )
+    return MetricRecord(
+        raw["step"], raw["time"], {name: float(value) for name, value in raw["metrics"].items()}
+    )
+
+
+def _encoded(value: float) -> float | str:
+    return value if math.isfinite(value) else str(value)
+
+
+def _ends_within_a_line(path: Path) -> bool:
+    with path.open("rb") as file:
+        if file.seek(0, os.SEEK_END) == 0:
+            return False
+        file.seek(-1, os.SEEK_END)
+        return file.read(1) != b"\n"
