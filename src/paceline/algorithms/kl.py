@@ -1,10 +1,13 @@
-"""Per-token estimates of the KL to a reference policy. Shapes: T response tokens, N samples."""
+"""Per-token estimates of the KL to a reference policy. Shapes: T response tokens."""
 
 from typing import Literal
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
+FloatArray = npt.NDArray[np.floating]
 KlEstimator = Literal["k1", "k2", "k3"]
 
 _MAX_EXPONENT = 80.0  # exp overflows float32 from about 89
@@ -32,19 +35,19 @@ def kl_estimate(estimator: KlEstimator, logprob_T: Tensor, reference_logprob_T: 
 
 
 def kl_in_reward(
+    logprobs_L: FloatArray,
+    reference_logprobs_L: FloatArray,
+    loss_mask_L: FloatArray,
     estimator: KlEstimator,
-    logprob_T: Tensor,
-    reference_logprob_T: Tensor,
-    loss_mask_T: Tensor,
-    sample_index_T: Tensor,
-    num_samples: int,
     coefficient: float,
     cap: float,
-) -> Tensor:
-    """What to subtract from each sample's reward: coefficient * sum of its loss tokens' KL estimates, [N], detached.
+) -> float:
+    """What to subtract from one sample's reward: coefficient * sum of its loss tokens' KL estimates.
 
-    `logprob_T` are those of the policy that sampled; `sample_index_T` is the sample a token belongs to.
+    `logprobs_L` are those of the policy that sampled; L response tokens, one entry each.
     """
-    kl_T = kl_estimate(estimator, logprob_T.detach(), reference_logprob_T, cap)
-    penalty_T = (coefficient * kl_T).masked_fill(loss_mask_T == 0, 0.0)
-    return penalty_T.new_zeros(num_samples).index_add_(0, sample_index_T, penalty_T)
+    trained_L = loss_mask_L > 0
+    kl_L = kl_estimate(
+        estimator, torch.from_numpy(logprobs_L), torch.from_numpy(reference_logprobs_L), cap
+    ).numpy()
+    return coefficient * float(kl_L[trained_L].sum(dtype=np.float64))
