@@ -76,7 +76,7 @@ ratio/max | max | ratio | Largest importance ratio.
 """
 
 _UPDATE = """
-grad_norm | mean | norm | Global gradient norm before clipping, mean over the step's updates; nan where one was not finite.
+grad_norm | mean | norm | Gradient norm before clipping, mean over the step's updates; not finite if one was not.
 lr | last | rate | Learning rate of the step's last update.
 updates/applied | sum | updates | Optimiser updates applied.
 updates/skipped | sum | updates | Optimiser updates skipped for a gradient that was not finite.
@@ -89,9 +89,9 @@ tokens/prompt | sum | tokens | Prompt tokens, counted once per sample.
 tokens/response | sum | tokens | Response tokens sampled, end tokens included.
 tokens/loss | sum | tokens | Response tokens the loss is taken over.
 tokens/laid_out | sum | tokens | Token slots computed by the updates, padding included.
-tokens/effective_share | mean | share | Tokens of the samples per slot computed; above 1 where shared prefixes save work.
-tokens/zero_advantage_skipped | sum | tokens | Tokens not computed because the advantage of their sample is zero.
-samples/zero_advantage_skipped | sum | samples | Samples not computed because their advantage is zero; still in the denominators.
+tokens/effective_share | mean | share | Tokens of the samples per slot computed; above 1 where prefixes are shared.
+samples/zero_advantage_skipped | sum | samples | Samples not computed: advantage zero; still in the denominators.
+tokens/zero_advantage_skipped | sum | tokens | Tokens of these samples.
 samples/masked | sum | samples | Samples without a loss token.
 samples/overlong | sum | samples | Samples longer than the token budget, each in a micro-batch of its own.
 samples/truncated | sum | samples | Samples that reached the token limit.
@@ -108,7 +108,7 @@ groups/dropped_no_signal | sum | groups | Groups dynamic sampling dropped becaus
 groups/dropped_no_verdict | sum | groups | Groups dropped because no member has a verdict.
 groups/singleton | sum | groups | Groups with one verdict only: no baseline, advantage zero.
 rollout/generations | sum | rollouts | Rollouts the step needed; above 1 with dynamic sampling only.
-rollout/exhausted | sum | steps | 1 when dynamic sampling stopped at algorithm.max_generations with fewer groups than wanted.
+rollout/exhausted | sum | steps | 1 when dynamic sampling stopped at its bound, short of groups.
 rollout/logprob_difference_mean | mean | nats | |trainer's log-prob - sampled log-prob| per loss token.
 rollout/logprob_difference_max | max | nats | Largest such difference.
 rollout/prefill_tokens | sum | tokens | Prompt tokens the engine computed; a shared prompt counts once.
@@ -120,8 +120,8 @@ epoch | last | epochs | Passes over the prompts begun, from 0.
 """
 
 _SPEED = """
-throughput/tokens_per_s | sum | tokens/s | Prompt and response tokens of the step per second of its wall time, all devices together.
-throughput/generated_tokens_per_s | sum | tokens/s | Response tokens per second of the rollout stage, all devices together.
+throughput/tokens_per_s | sum | tokens/s | Prompt and response tokens per second of the step, all devices together.
+throughput/generated_tokens_per_s | sum | tokens/s | Response tokens per second of rollout, all devices.
 time/step | mean | s | Wall time of the step, mean over ranks.
 time/unaccounted | mean | s | Wall time no span covered, mean over ranks.
 mfu/update_actor | mean | share | Model FLOPs utilisation of the actor update; absent on hardware without a known peak.
