@@ -42,6 +42,7 @@ class RolloutStats:
     num_slot_steps: int = 0
     num_slots: int = 0
     cache_bytes: int = 0
+    flops: float = 0.0
 
     @property
     def mean_running(self) -> float:

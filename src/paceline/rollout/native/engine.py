@@ -21,6 +21,7 @@ from paceline.rollout.native.cache import DecodePlan, KVLayout, PrefillPlan, Pre
 from paceline.rollout.native.sampling import sample_tokens
 from paceline.rollout.native.scheduler import Admission, RunningSample, Scheduler
 from paceline.rollout.protocol import OnSample, RolloutRequest, RolloutStats, SamplingParams
+from paceline.telemetry.flops import forward_flops
 from paceline.telemetry.ledger import Ledger
 from paceline.types import FinishReason, Sample
 
@@ -176,7 +177,12 @@ class _Run:
         hidden_RE = hidden_TE[torch.tensor(last_tokens, device=device).repeat_interleave(counts)]
         new = [sample for group in samples for sample in group]
         self.running.extend(new)
-        self._count(num_prefill_tokens=len(pack.token_ids), num_prompt_tokens=sum(map(len, prompts)))
+        lengths = [(segment.length, int(pack.position_ids[segment.start])) for segment in pack.segments]
+        self._count(
+            num_prefill_tokens=len(pack.token_ids),
+            num_prompt_tokens=sum(map(len, prompts)),
+            flops=forward_flops(self._model.shape, lengths, len(new)),
+        )
         self._draw(hidden_RE, new)
 
     def _new_sample(self, request_index: int, sample_index: int) -> RunningSample:
@@ -198,7 +204,8 @@ class _Run:
         hidden_RE = self._model.hidden(input_ids, torch.tensor([positions], device=device), plan)
         for sample in self.running:
             sample.next_position += 1
-        self._count(num_decode_steps=1, num_slot_steps=len(self.running))
+        flops = forward_flops(self._model.shape, [(1, position) for position in positions], len(positions))
+        self._count(num_decode_steps=1, num_slot_steps=len(self.running), flops=flops)
         self._draw(hidden_RE, list(self.running))
 
     def _draw(self, hidden_RE: Tensor, samples: Sequence[RunningSample]) -> None:
@@ -262,7 +269,7 @@ class _Run:
             for index, request in enumerate(self._requests)
         ]
 
-    def _count(self, **counts: int) -> None:
+    def _count(self, **counts: float) -> None:
         stats = self._engine._stats
         self._engine._stats = replace(
             stats, **{name: getattr(stats, name) + value for name, value in counts.items()}

@@ -12,11 +12,15 @@ from torch import Tensor
 _MASK = np.uint64(0xFFFFFFFFFFFFFFFF)
 
 
-def uniform_numbers(seeds: Sequence[int], positions: Sequence[int]) -> "np.ndarray[tuple[int], np.dtype[np.float64]]":
+def uniform_numbers(
+    seeds: Sequence[int], positions: Sequence[int]
+) -> "np.ndarray[tuple[int], np.dtype[np.float64]]":
     """One number in [0, 1) per (seed, position): SplitMix64 (Steele, Lea, Flood 2014) as a counter-based generator."""
     with np.errstate(over="ignore"):
         state = np.asarray(seeds, dtype=np.uint64)
-        state = state + (np.asarray(positions, dtype=np.uint64) + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)
+        state = state + (np.asarray(positions, dtype=np.uint64) + np.uint64(1)) * np.uint64(
+            0x9E3779B97F4A7C15
+        )
         state = (state ^ (state >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
         state = (state ^ (state >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
         state = state ^ (state >> np.uint64(31))

@@ -1,0 +1,121 @@
+"""Samples to micro-batches: the plan of a layout, applied to what the trainer holds."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from paceline.batching.cost import CostModel
+from paceline.batching.packs import plan_packed_rows
+from paceline.batching.padding import plan_padded
+from paceline.batching.prefixes import PackItem, build_pack
+from paceline.config.schema import BatchSection
+from paceline.engine.samples import TrainSample, group_by_prompt
+from paceline.model.inputs import ModelInputs, packed_inputs, padded_inputs
+from paceline.telemetry.flops import ModelShape
+
+
+@dataclass(frozen=True, slots=True)
+class MicroBatch:
+    """Samples computed together; `order` are indices into the planned samples, as their response tokens follow.
+
+    `num_slots` counts computed positions, padding included; `segments` are (length, tokens before it) of every computed
+    piece, from which attention FLOPs follow; `num_response_tokens` pass the log-prob head.
+    """
+
+    order: tuple[int, ...]
+    num_slots: int
+    segments: tuple[tuple[int, int], ...]
+    num_response_tokens: int
+    inputs: ModelInputs
+
+
+@dataclass(frozen=True, slots=True)
+class BatchPlan:
+    """What a pass will compute, largest micro-batch first.
+
+    `num_tokens` are the tokens of the samples as they are, `rows` their micro-batches (indices into the samples, and
+    the padded width where there is one).
+    """
+
+    rows: tuple[tuple[tuple[int, ...], int | None], ...]
+    num_tokens: int
+    num_overlong: int
+
+
+def cost_model(shape: ModelShape) -> CostModel:
+    """FLOPs of a sequence by its length, for balancing."""
+    return CostModel.from_sizes(shape.body_parameters, shape.num_layers, shape.num_heads, shape.head_dim)
+
+
+def plan_batch(
+    samples: Sequence[TrainSample], settings: BatchSection, token_budget: int, cost: CostModel
+) -> BatchPlan:
+    """Plans one pass over `samples` under a strict `token_budget` per micro-batch.
+
+    Raises:
+        OverBudgetError: a sample is longer than the budget and `batch.overlong` is "refuse".
+    """
+    num_tokens = sum(sample.num_tokens for sample in samples)
+    if not samples:
+        return BatchPlan((), 0, 0)
+    if settings.layout == "padded":
+        padded = plan_padded(
+            [sample.num_tokens for sample in samples],
+            token_budget,
+            pad_to=settings.pad_to,
+            overlong=settings.overlong,
+        )
+        return BatchPlan(
+            tuple((micro_batch.rows, micro_batch.width) for micro_batch in padded.micro_batches),
+            num_tokens,
+            padded.num_overlong,
+        )
+    groups = group_by_prompt(samples)
+    packed = plan_packed_rows(
+        [samples[group[0]].prompt_ids for group in groups],
+        [[len(samples[index].response_ids) for index in group] for group in groups],
+        token_budget,
+        share_prefixes=settings.share_prefixes,
+        overlong=settings.overlong,
+        cost=cost,
+    )
+    rows = tuple(
+        (tuple(groups[part.group][response] for part in row for response in part.responses), None)
+        for row in packed.rows
+    )
+    return BatchPlan(rows, num_tokens, packed.num_overlong)
+
+
+def build_micro_batch(
+    samples: Sequence[TrainSample],
+    row: tuple[int, ...],
+    width: int | None,
+    share_prefixes: bool,
+    device: torch.device,
+) -> MicroBatch:
+    """Tensors of one planned micro-batch, made when its turn comes so that only one is held at a time."""
+    if width is not None:
+        pairs = [(samples[index].prompt_ids, samples[index].response_ids) for index in row]
+        return MicroBatch(
+            order=row,
+            num_slots=len(row) * width,
+            segments=((width, 0),) * len(row),
+            num_response_tokens=sum(len(response) for _, response in pairs),
+            inputs=padded_inputs(pairs, width, device),
+        )
+    members = [samples[index] for index in row]
+    groups = group_by_prompt(members)
+    order = tuple(row[member] for group in groups for member in group)
+    items = [
+        PackItem(members[group[0]].prompt_ids, tuple(members[member].response_ids for member in group))
+        for group in groups
+    ]
+    pack = build_pack(items, share_prefixes)
+    return MicroBatch(
+        order=order,
+        num_slots=len(pack.token_ids),
+        segments=tuple((segment.length, int(pack.position_ids[segment.start])) for segment in pack.segments),
+        num_response_tokens=len(pack.targets),
+        inputs=packed_inputs(pack, device),
+    )

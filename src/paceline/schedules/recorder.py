@@ -1,0 +1,131 @@
+"""Writes a run down as it happens: metrics, samples, evaluations, checkpoints, the display and the summary."""
+
+import math
+from typing import Any, Literal
+
+from paceline.data.baseline import constant_baseline
+from paceline.schedules.credit import CreditedBatch
+from paceline.schedules.evaluation import Evaluation, evaluate
+from paceline.schedules.rollouts import Rollout
+from paceline.schedules.saving import save
+from paceline.schedules.setup import Run
+from paceline.schedules.step_metrics import (
+    record_evaluation,
+    record_rollout,
+    sample_rows,
+    shown_figures,
+    timing_metrics,
+)
+from paceline.telemetry.metrics import MetricAccumulator, read_metrics
+
+Status = Literal["running", "completed", "stopped", "failed"]
+
+_SHOWN = (
+    ("tokens/s", "throughput/tokens_per_s", ",.0f"),
+    ("response tokens", "response_length/mean", ".1f"),
+    ("accuracy held-out", "eval/accuracy", ".1%"),
+    ("entropy", "entropy", ".2f"),
+)
+
+
+class Recorder:
+    """One per process. `metrics` is the accumulator of the step under way."""
+
+    def __init__(self, run: Run) -> None:
+        self._run = run
+        self.metrics = MetricAccumulator()
+        self.step_values: dict[str, float] = {}
+
+    def begin(self, step: int) -> None:
+        """A step starts."""
+        self.metrics = MetricAccumulator()
+        self._run.display.phase(f"step {step}")
+
+    def rollout(self, rollout: Rollout, batch: CreditedBatch) -> None:
+        """Samples are scored and credited."""
+        run = self._run
+        record_rollout(run, rollout, batch, self.metrics)
+        every = run.config.run.save_samples_every
+        if every and run.state.step % every == 0:
+            step = run.state.step + 1
+            run.folder.write_samples(step, sample_rows(step, rollout, batch))
+
+    def evaluate_before(self) -> None:
+        """Scores the untouched model once, also when a resumed run has lost it, and the best constant answer."""
+        run = self._run
+        if not run.task.evaluation or "accuracy_before" in run.state.figures:
+            return
+        run.display.phase(f"evaluating {len(run.task.evaluation)} held-out prompts before training")
+        evaluation = evaluate(run)
+        self._keep_evaluation("before", evaluation)
+        with run.ledger.span("eval", "constant answer"):
+            baseline = constant_baseline(run.task.evaluation, run.pool)
+        if baseline is not None:
+            run.state.figures["accuracy_constant"] = baseline.accuracy
+            run.state.figures["constant_answer"] = baseline.answer
+        values = MetricAccumulator()
+        record_evaluation(evaluation, values)
+        run.log.record(0, values.reduce())
+        run.display.note(f"  accuracy before training: {evaluation.accuracy:.1%}")
+
+    def evaluate_if_due(self, step: int) -> None:
+        """Evaluates every `run.eval_every` steps and after the last."""
+        run = self._run
+        every, last = run.config.run.eval_every, run.config.run.num_steps
+        if not run.task.evaluation or not (step == last or (every and step % every == 0)):
+            return
+        run.display.phase(f"evaluating {len(run.task.evaluation)} held-out prompts")
+        evaluation = evaluate(run)
+        record_evaluation(evaluation, self.metrics)
+        self._keep_evaluation("after", evaluation)
+
+    def save_if_due(self, step: int) -> None:
+        """Saves every `checkpoint.every` steps, after the last, and when asked to stop."""
+        run, settings = self._run, self._run.config.checkpoint
+        self.step_values = self.metrics.reduce()
+        run.state.figures["step_values"] = {name: str(value) for name, value in self.step_values.items()}
+        is_last = step == run.config.run.num_steps and settings.save_final
+        if is_last or run.stop.requested or (settings.every and step % settings.every == 0):
+            run.display.phase("saving a checkpoint")
+            self.step_values["checkpoint/blocked_s"] = save(run)
+
+    def end(self, step: int) -> None:
+        """The step's section is closed: its seconds are known."""
+        run = self._run
+        section = run.ledger.last_section
+        assert section is not None and section.step == step
+        values = {**self.step_values, **timing_metrics(run, section, self.step_values["tokens/response"])}
+        run.log.record(step, values)
+        reward = values.get("reward/mean", math.nan)
+        run.display.step(step, section.wall_s, section.stage_s, reward, shown_figures(values, _SHOWN))
+
+    def restore_lost_record(self) -> None:
+        """After a resume: the checkpointed step's metrics, if the process died between saving and recording them."""
+        state = self._run.state
+        recorded = {record.step for record in read_metrics(self._run.folder.path)}
+        if state.step not in recorded:
+            values = {name: float(value) for name, value in state.figures["step_values"].items()}
+            self._run.log.record(state.step, values)
+
+    def summary(self, status: Status, message: str = "") -> dict[str, Any]:
+        """Writes summary.json and returns it."""
+        run = self._run
+        figures = {name: value for name, value in run.state.figures.items() if name != "step_values"}
+        decision = run.old_logprob
+        summary = {
+            "status": status,
+            "message": message,
+            "num_steps": run.state.step,
+            "old_logprob": {"source": decision.source, "reason": decision.reason},
+            **figures,
+        }
+        run.folder.write_summary(summary)
+        return summary
+
+    def _keep_evaluation(self, when: Literal["before", "after"], evaluation: Evaluation) -> None:
+        self._run.state.figures |= {
+            f"accuracy_{when}": evaluation.accuracy,
+            "num_eval_prompts": evaluation.num_prompts,
+            "num_eval_completions": evaluation.num_completions,
+            f"num_eval_without_verdict_{when}": evaluation.num_without_verdict,
+        }

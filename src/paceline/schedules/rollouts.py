@@ -1,0 +1,104 @@
+"""Prompts to scored groups: sampling, rewards while sampling, and dynamic sampling with a bound."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from paceline.algorithms.reward_shaping import has_signal
+from paceline.data.seeds import sample_seed
+from paceline.data.tasks import max_new_tokens_for
+from paceline.rewards.pool import PendingScore
+from paceline.rollout import RolloutRequest, SamplingParams
+from paceline.schedules.setup import Run
+from paceline.types import Group, Prompt, RewardJob, Sample, Verdict
+
+
+@dataclass(frozen=True, slots=True)
+class Rollout:
+    """The groups a step trains on, and what dynamic sampling left out to get them.
+
+    `prompt_ids` are all prompts the step has used up, dropped ones included. `is_exhausted`: the bound on generations
+    was reached before there were enough groups with a signal.
+    """
+
+    groups: tuple[Group, ...]
+    prompt_ids: tuple[str, ...]
+    num_generations: int = 1
+    num_groups_dropped: int = 0
+    is_exhausted: bool = False
+
+    @property
+    def samples(self) -> list[Sample]:
+        """Samples of all groups."""
+        return [sample for group in self.groups for sample in group.samples]
+
+    @property
+    def verdicts(self) -> list[Verdict]:
+        """Verdicts of all groups."""
+        return [verdict for group in self.groups for verdict in group.verdicts]
+
+
+def collect_groups(run: Run, step: int) -> Rollout:
+    """Samples and scores the prompts of one step.
+
+    With dynamic sampling (DAPO, Yu et al. 2025) groups whose members all score alike are dropped and new prompts are
+    sampled in their place, at most `algorithm.max_generations` times; then the step trains on what it has.
+    """
+    settings = run.config.algorithm
+    with run.ledger.span("data"):
+        prompts = run.loader.next_batch()
+    if not settings.dynamic_sampling:
+        return Rollout(
+            tuple(sample_and_score(run, prompts, step)), tuple(prompt.prompt_id for prompt in prompts)
+        )
+    wanted = len(prompts)
+    used: list[str] = []
+    kept: list[Group] = []
+    num_dropped = num_generations = 0
+    while len(kept) < wanted and num_generations < settings.max_generations:
+        if num_generations:
+            with run.ledger.span("data"):
+                prompts = run.loader.extra(wanted - len(kept))
+        used += [prompt.prompt_id for prompt in prompts]
+        groups = sample_and_score(run, prompts, step)
+        num_generations += 1
+        alive = [group for group in groups if has_signal([verdict.score for verdict in group.verdicts])]
+        num_dropped += len(groups) - len(alive)
+        kept += alive
+    return Rollout(tuple(kept), tuple(used), num_generations, num_dropped, is_exhausted=len(kept) < wanted)
+
+
+def sample_and_score(run: Run, prompts: Sequence[Prompt], step: int) -> list[Group]:
+    """One group per prompt at the training temperature; seeds follow from master seed, prompt, sample and step."""
+    requests = [rollout_request(run, prompt, run.config.batch.num_samples, step) for prompt in prompts]
+    return generate_groups(run, requests, run.config.rollout.temperature)
+
+
+def rollout_request(run: Run, prompt: Prompt, num_samples: int, step: int) -> RolloutRequest:
+    """The request for one group."""
+    seeds = (sample_seed(run.config.run.seed, prompt.prompt_id, index, step) for index in range(num_samples))
+    limit = max_new_tokens_for(prompt, run.config.rollout.max_new_tokens, run.model.max_context)
+    return RolloutRequest(prompt, tuple(seeds), limit)
+
+
+def generate_groups(run: Run, requests: Sequence[RolloutRequest], temperature: float) -> list[Group]:
+    """Generates and scores; a sample goes to the reward workers the moment it is finished."""
+    pending: dict[tuple[int, int], PendingScore] = {}
+
+    def submit(request_index: int, sample: Sample) -> None:
+        prompt = requests[request_index].prompt
+        job = RewardJob(prompt.text, sample.text, prompt.answer, prompt.metadata)
+        pending[request_index, sample.sample_index] = run.pool.submit(job)
+
+    params = SamplingParams(temperature, run.stop_token_ids, run.config.rollout.ignore_eos)
+    with run.ledger.span("rollout") as span:
+        generated = run.engine.generate(requests, params, submit)
+        span.add(tokens=run.engine.stats.num_generated_tokens, flops=run.engine.stats.flops)
+    with run.ledger.span("reward"):
+        return [
+            Group(
+                request.prompt,
+                samples,
+                tuple(run.pool.gather([pending[index, sample.sample_index] for sample in samples])),
+            )
+            for index, (request, samples) in enumerate(zip(requests, generated, strict=True))
+        ]

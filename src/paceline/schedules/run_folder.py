@@ -1,0 +1,78 @@
+"""A run's folder: what is written where, and who may write into it."""
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from paceline.config import Config, ConfigError, dump_config
+from paceline.model.loading import CausalModel, has_bf16_matrix_units
+from paceline.model.packing_probe import ProbeResult
+from paceline.model.varlen import varlen_supports
+from paceline.telemetry.environment import collect_environment
+
+RECORD_VERSION = 1
+
+
+@dataclass(frozen=True, slots=True)
+class RunFolder:
+    """`path` is `run.dir/run.name`; `resumes` says whether a checkpoint may be continued from."""
+
+    path: Path
+    resumes: bool
+
+    def write_environment(self, model: CausalModel, probe: ProbeResult | None) -> None:
+        """env.json: versions, hardware, and which back ends were chosen."""
+        device = model.device
+        extra = {
+            "device": device.type,
+            "device_name": torch.cuda.get_device_name(device) if device.type == "cuda" else None,
+            "num_threads": torch.get_num_threads(),
+            "dtype": str(model.dtype).removeprefix("torch."),
+            "model_type": model.family.model_type,
+            "family_tested": model.family.tested,
+            "features": {
+                "packed_attention": "varlen" if varlen_supports(device) else "pieces",
+                "bf16_matrix_units": device.type == "cuda" or has_bf16_matrix_units(),
+                "packing_probe_mean_nats": None if probe is None else probe.mean_difference,
+                "packing_probe_max_nats": None if probe is None else probe.max_difference,
+            },
+        }
+        self._write_json("env.json", collect_environment(extra))
+
+    def write_summary(self, figures: Mapping[str, Any]) -> None:
+        """summary.json: what a person wants to know of the whole run."""
+        self._write_json("summary.json", {"v": RECORD_VERSION, **figures})
+
+    def write_samples(self, step: int, rows: Sequence[Mapping[str, Any]]) -> None:
+        """samples/step{n}.jsonl: every completion of a step with its verdict and credit."""
+        folder = self.path / "samples"
+        folder.mkdir(exist_ok=True)
+        text = "".join(json.dumps({"v": RECORD_VERSION, **row}, ensure_ascii=False) + "\n" for row in rows)
+        (folder / f"step{step}.jsonl").write_text(text, encoding="utf-8")
+
+    def _write_json(self, name: str, value: Mapping[str, Any]) -> None:
+        aside = self.path / f".{name}.tmp"
+        aside.write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+        os.replace(aside, self.path / name)
+
+
+def open_run_folder(config: Config) -> RunFolder:
+    """Creates or reopens the folder and writes config.yaml.
+
+    Raises:
+        ConfigError: the folder holds a run and `run.resume` is "never", or none to resume and it is "must".
+    """
+    path = Path(config.run.dir) / config.run.name
+    holds_run = (path / "config.yaml").exists()
+    if holds_run and config.run.resume == "never":
+        raise ConfigError("run.name", config.run.name, f"{path} already holds a run", f"{config.run.name}-2")
+    if not holds_run and config.run.resume == "must":
+        raise ConfigError("run.resume", "must", f"{path} holds no run to resume", "auto")
+    path.mkdir(parents=True, exist_ok=True)
+    (path / "config.yaml").write_text(dump_config(config), encoding="utf-8")
+    return RunFolder(path, resumes=holds_run)

@@ -1,0 +1,175 @@
+"""Everything a run holds, built once from its config in the order in which failures are cheapest."""
+
+import random
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import PreTrainedTokenizerBase
+
+from paceline.checkpoint import CheckpointStore, StopRequest
+from paceline.config import Config, ConfigError, dump_config
+from paceline.config.arithmetic import batch_arithmetic, check_context, check_lengths
+from paceline.config.decisions import Decision, decide_old_logprob
+from paceline.data.loader import PromptLoader
+from paceline.data.tasks import Task, build_task
+from paceline.engine.trainer import TrainEngine
+from paceline.model.loading import CausalModel, load_model, load_tokenizer, resolve_device
+from paceline.model.packing_probe import probe_packing
+from paceline.rewards.functions import resolve
+from paceline.rewards.pool import RewardPool
+from paceline.rollout import NativeEngine
+from paceline.rollout.native.engine import EngineLimits
+from paceline.schedules.display import Display
+from paceline.schedules.run_folder import RunFolder, open_run_folder
+from paceline.sync import InProcessSync
+from paceline.telemetry.device_memory import memory_sampler
+from paceline.telemetry.ledger import Ledger
+from paceline.telemetry.metrics import MetricLog
+
+
+@dataclass(slots=True)
+class RunState:
+    """What a checkpoint carries beside tensors: progress and figures that belong to the whole run."""
+
+    step: int = 0
+    figures: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class Run:
+    """The parts of a run, alive."""
+
+    config: Config
+    folder: RunFolder
+    ledger: Ledger
+    log: MetricLog
+    display: Display
+    stop: StopRequest
+    tokenizer: PreTrainedTokenizerBase
+    task: Task
+    loader: PromptLoader
+    pool: RewardPool
+    model: CausalModel
+    reference: CausalModel | None
+    trainer: TrainEngine
+    engine: NativeEngine
+    sync: InProcessSync
+    store: CheckpointStore
+    old_logprob: Decision
+    stop_token_ids: frozenset[int]
+    state: RunState = field(default_factory=RunState)
+
+
+@contextmanager
+def open_run(config: Config, display: Display) -> Iterator[Run]:
+    """Builds a run and takes it down again, whatever happens in between.
+
+    Raises:
+        ConfigError: anything that a person can mend, before training starts.
+        UnsupportedModelError: the model's family cannot be packed.
+    """
+    with ExitStack() as stack:
+        stop = stack.enter_context(StopRequest())
+        folder = open_run_folder(config)
+        device = resolve_device(config.cluster.device)
+        _seed_and_threads(config)
+        ledger = Ledger(folder.path / "ledger" / "rank0.jsonl", sample_memory=memory_sampler(device))
+        stack.callback(ledger.close)
+        with ledger.span("setup", "task"):
+            display.phase("reading the task")
+            check_context(config)
+            tokenizer = load_tokenizer(config.model)
+            task = build_task(config, tokenizer)
+            resolve(task.reward)
+        pool = stack.enter_context(
+            RewardPool(
+                task.reward,
+                config.task.reward_workers,
+                config.task.reward_timeout_s,
+                log_path=folder.path / "rewards.log",
+            )
+        )
+        with ledger.span("setup", "model"):
+            display.phase("loading the model")
+            model = load_model(config.model, device, config.run.seed)
+            check_context(config, model.max_context)
+            check_lengths(config, task.longest_prompt, model.max_context)
+            probe = probe_packing(model) if config.model.verify_packing else None
+            reference = (
+                load_model(config.model, device, config.run.seed) if _needs_reference(config) else None
+            )
+            trainer = TrainEngine(
+                model, config, ledger, batch_arithmetic(config, model.max_context).total_updates
+            )
+        log = MetricLog(folder.path, config.telemetry.sinks, config.run.name)
+        stack.callback(log.close)
+        engine = NativeEngine(model, tokenizer, _engine_limits(config), ledger)
+        parameters = model.module.named_parameters
+        run = Run(
+            config=config,
+            folder=folder,
+            ledger=ledger,
+            log=log,
+            display=display,
+            stop=stop,
+            tokenizer=tokenizer,
+            task=task,
+            loader=PromptLoader(task.train, config.batch.num_prompts, config.run.seed, config.task.shuffle),
+            pool=pool,
+            model=model,
+            reference=reference,
+            trainer=trainer,
+            engine=engine,
+            sync=InProcessSync(engine, parameters, parameters, ledger),
+            store=CheckpointStore(folder.path / "checkpoints", config.checkpoint.keep),
+            old_logprob=decide_old_logprob(config),
+            stop_token_ids=_stop_tokens(config, tokenizer),
+        )
+        folder.write_environment(model, probe)
+        for note in task.notes:
+            display.note(f"  task: {note}")
+        stack.callback(run.store.wait)
+        yield run
+
+
+def _needs_reference(config: Config) -> bool:
+    return config.algorithm.kl_coefficient > 0.0
+
+
+def _seed_and_threads(config: Config) -> None:
+    """Sampling and data have seeds of their own; these cover whatever a model's or user's code draws."""
+    random.seed(config.run.seed)
+    np.random.seed(config.run.seed % 2**32)
+    torch.manual_seed(config.run.seed)
+    if config.cluster.num_threads:
+        torch.set_num_threads(config.cluster.num_threads)
+
+
+def _engine_limits(config: Config) -> EngineLimits:
+    cache_gb = config.rollout.kv_cache_gb
+    return EngineLimits(
+        max_running=config.rollout.max_running,
+        prefill_token_budget=config.batch.forward_token_budget or 2 * config.batch.token_budget,
+        max_cache_bytes=None if cache_gb is None else int(cache_gb * 2**30),
+    )
+
+
+def _stop_tokens(config: Config, tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
+    """The tokenizer's end token and those the recipe adds.
+
+    Raises:
+        ConfigError: there is none, so every sample would run to its limit.
+    """
+    found = set(config.rollout.stop_token_ids)
+    if tokenizer.eos_token_id is not None:
+        found.add(tokenizer.eos_token_id)
+    if not found and not config.rollout.ignore_eos:
+        raise ConfigError(
+            "rollout.stop_token_ids", (), "the tokenizer names no end token, so a stop token must be given"
+        )
+    return frozenset(found)

@@ -1,0 +1,69 @@
+"""From a config to a finished run, whichever the schedule."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from paceline.checkpoint import export_hf
+from paceline.config import Config
+from paceline.schedules.display import Display
+from paceline.schedules.recorder import Recorder
+from paceline.schedules.saving import resume
+from paceline.schedules.setup import Run, open_run
+from paceline.schedules.sync import train_synchronously
+
+
+class NothingTrainedError(RuntimeError):
+    """The run ended without a single optimiser update; calling that completed would hide it."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunResult:
+    """A finished (or asked-to-stop) run: its folder and what summary.json says."""
+
+    run_dir: Path
+    summary: Mapping[str, Any]
+
+
+def run_training(config: Config, console: Console | None = None) -> RunResult:
+    """Trains to the end, or to the next boundary after a request to stop.
+
+    Raises:
+        ConfigError: refused before training starts.
+        NothingTrainedError: no update was applied in the whole run.
+    """
+    title = f"{config.run.name} · {config.algorithm.name} · {Path(config.model.path).name}"
+    with Display(title, config.run.num_steps, config.telemetry.live, console) as display:
+        display.note(f"{title} · {config.task.name or config.task.path}")
+        with open_run(config, display) as run:
+            recorder = Recorder(run)
+            if resume(run):
+                recorder.restore_lost_record()
+            display.note(f"  old log-probs: {run.old_logprob.source} ({run.old_logprob.reason})")
+            try:
+                summary = _train(run, recorder)
+            except BaseException as error:
+                # recorded whatever it is, then raised on: a summary must not say "running" of a dead process
+                recorder.summary("failed", f"{type(error).__name__}: {error}")
+                raise
+    return RunResult(run.folder.path, summary)
+
+
+def _train(run: Run, recorder: Recorder) -> Mapping[str, Any]:
+    recorder.summary("running")
+    recorder.evaluate_before()
+    train_synchronously(run, recorder)
+    with run.ledger.span("checkpoint", "finish writing"):
+        run.store.wait()
+        if run.config.checkpoint.export_hf:
+            export_hf(run.model.module, run.tokenizer, run.folder.path / "export")
+    if run.trainer.optimizer.state()["num_applied"] == 0:
+        raise NothingTrainedError(
+            f"{run.state.step} steps without a single optimiser update: every update was skipped or had no token to "
+            "train on; see updates/* in metrics.jsonl"
+        )
+    done = run.state.step >= run.config.run.num_steps
+    return recorder.summary("completed" if done else "stopped")
