@@ -17,9 +17,20 @@ RECORD_VERSION = 1
 ENVIRONMENT_FILE = "env.json"
 
 _PACKAGES = (
-    "paceline torch transformers tokenizers safetensors numpy pydantic pyyaml pyarrow psutil plotly reasoning-gym "
-    "math-verify gguf accelerate triton flash-attn liger-kernel tensorboard wandb nvidia-ml-py"
-).split()
+    *(
+        "paceline",
+        "torch",
+        "transformers",
+        "tokenizers",
+        "safetensors",
+        "numpy",
+        "pydantic",
+        "pyyaml",
+        "pyarrow",
+    ),
+    *("psutil", "plotly", "reasoning-gym", "math-verify", "gguf", "accelerate", "triton", "flash-attn"),
+    *("liger-kernel", "tensorboard", "wandb", "nvidia-ml-py"),
+)
 # settings that change speed or numerics; never a whole environment, which may hold secrets
 _VARIABLES = (
     "CUDA_VISIBLE_DEVICES",

@@ -174,7 +174,7 @@ def mfu(flops: float, seconds: float, num_devices: int, peak_tflops: float | Non
     """Model FLOPs utilisation: `flops` done by `num_devices` in `seconds` over what their peak allows.
 
     None where the peak is not known; it is never guessed. A value above 1 is returned as it is, so that it is seen:
-    see `mfu_is_impossible`.
+    see `mfu_alarm`.
 
     Raises:
         ValueError: seconds, devices or peak are not positive.
@@ -188,9 +188,14 @@ def mfu(flops: float, seconds: float, num_devices: int, peak_tflops: float | Non
     return flops / (seconds * num_devices * peak_tflops * 1e12)
 
 
-def mfu_is_impossible(value: float | None) -> bool:
-    """Whether an MFU is above 1 (or nan): a FLOP count, a time or a peak is wrong, and the figure must not be used."""
-    return value is not None and not value <= 1.0
+def mfu_alarm(value: float | None) -> str | None:
+    """A sentence when an MFU cannot be true (above 1, or nan), else None; such a figure must not be trusted."""
+    if value is None or value <= 1.0:
+        return None
+    return (
+        f"MFU {value:.2f} cannot be: the FLOPs, the seconds or the peak it is computed from are wrong (ranks counted "
+        "twice, a kernel not waited for, or the peak of another device or dtype)"
+    )
 
 
 @dataclass(frozen=True, slots=True)

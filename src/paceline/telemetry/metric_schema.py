@@ -53,9 +53,9 @@ def spec_of(name: str) -> MetricSpec:
 
 
 _REWARD = """
-reward/mean | mean | score | Mean score of the step's samples; samples without a verdict are in neither sum nor count.
-reward/std | mean | score | Standard deviation of the scores within a group, mean over groups.
-reward/max | max | score | Best score of the step.
+reward/mean | mean | score | Mean reward, shaping included, of the step's samples that have a verdict.
+reward/std | mean | score | Standard deviation of these rewards over the step's samples.
+reward/max | max | score | Largest of these rewards.
 accuracy/train | mean | share | Samples with a full score (1.0 or more) among those with a verdict.
 reward/timeouts | sum | samples | Scorings killed at the time limit; no score.
 reward/errors | sum | samples | Scorings that raised or whose worker died; no score.
@@ -127,6 +127,7 @@ time/unaccounted | mean | s | Wall time no span covered, mean over ranks.
 mfu/update_actor | mean | share | Model FLOPs utilisation of the actor update; absent on hardware without a known peak.
 mfu/step | mean | share | Model FLOPs of the whole step over its wall time and the peak; absent likewise.
 tflops/update_actor | mean | TFLOP/s | Model FLOPs of the actor update per second and device.
+tflops/step | mean | TFLOP/s | Model FLOPs of the whole step per second of its wall time and device.
 memory/peak_allocated | max | bytes | Most device memory held by tensors; 0 on a CPU.
 memory/peak_reserved | max | bytes | Most device memory held by the allocator; 0 on a CPU.
 memory/host_rss | max | bytes | Resident host memory of the largest process.

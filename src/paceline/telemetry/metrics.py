@@ -2,14 +2,14 @@
 
 import json
 import math
-import os
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Protocol, Self
+from typing import Any, Self
 
+from paceline.telemetry.jsonl import decode_number, encode_number, open_append, read_lines
 from paceline.telemetry.metric_schema import (
     METRICS,
     MetricSpec,
@@ -18,6 +18,7 @@ from paceline.telemetry.metric_schema import (
     metric_table,
     spec_of,
 )
+from paceline.telemetry.sinks import MetricSink, open_sinks
 
 __all__ = [
     "METRICS",
@@ -133,53 +134,43 @@ _FOLDS: dict[str, Callable[[list[float]], float]] = {
 }
 
 
-class MetricSink(Protocol):
-    """A further place that metrics go to; see sinks.py."""
-
-    def write(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Takes the metrics of one step."""
-        ...
-
-    def close(self) -> None:
-        """Writes what is still held back."""
-        ...
-
-
 class MetricLog:
     """Appends one line per step to `metrics.jsonl` in the run's folder and hands the same to every sink.
 
-    A line is on its way to the disk when `record` returns: a killed process loses no recorded step. JSON has no
+    A line is with the operating system when `record` returns: a killed process loses no recorded step. JSON has no
     nan and no infinities, so these are written as the strings "nan", "inf" and "-inf".
     """
 
-    def __init__(self, run_dir: Path, sinks: Iterable[MetricSink] = ()) -> None:
+    def __init__(self, run_dir: Path, sink_names: Iterable[str] = (), run_name: str = "run") -> None:
+        """Opens the file and the named sinks (`telemetry.sinks`).
+
+        Raises:
+            ConfigError: the package of a sink is not installed.
+        """
         self.path = run_dir / METRICS_FILE
-        self.sinks: list[MetricSink] = list(sinks)
-        run_dir.mkdir(parents=True, exist_ok=True)
-        self._last_step: int | None = None
-        self._file = self.path.open("ab")
-        if _ends_within_a_line(self.path):
-            self._file.write(b"\n")  # a killed process's half line must not swallow the next record
+        self.sinks: list[MetricSink] = open_sinks(sink_names, run_dir, run_name)
+        self._recorded: set[int] = set()
+        self._file = open_append(self.path)
 
     def record(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Writes the metrics of `step`, once per step and in order (0 is what was measured before the first).
+        """Writes the metrics of `step`; 0 is what was measured before the first step.
 
         Raises:
             UnknownMetricError: a name is not declared.
-            ValueError: this log has already recorded `step` or a later one; readers keep one record per step.
+            ValueError: this log has recorded `step` already; a reader keeps one record of a step.
         """
-        if self._last_step is not None and step <= self._last_step:
-            raise ValueError(f"step {step} comes after step {self._last_step} was recorded")
+        if step in self._recorded:
+            raise ValueError(f"the metrics of step {step} are recorded already")
         values = {spec_of(name).name: float(value) for name, value in metrics.items()}
         record = {
             "v": RECORD_VERSION,
             "step": step,
             "time": time.time(),
-            "metrics": {name: _encoded(value) for name, value in values.items()},
+            "metrics": {name: encode_number(value) for name, value in values.items()},
         }
-        self._file.write(json.dumps(record, allow_nan=False).encode() + b"\n")
+        self._file.write(json.dumps(record, allow_nan=False) + "\n")
         self._file.flush()
-        self._last_step = step
+        self._recorded.add(step)
         for sink in self.sinks:
             sink.write(step, values)
 
@@ -226,12 +217,8 @@ def read_metric_history(run_dir: Path) -> MetricHistory:
     path = run_dir / METRICS_FILE
     latest: dict[int, MetricRecord] = {}
     num_records = num_torn = 0
-    for line in path.read_bytes().splitlines() if path.exists() else []:
-        if not line.strip():
-            continue
-        try:
-            raw = json.loads(line)
-        except ValueError:
+    for raw in read_lines(path) if path.exists() else ():
+        if raw is None:
             num_torn += 1
             continue
         record = _decoded(raw, path)
@@ -251,18 +238,5 @@ def _decoded(raw: dict[str, Any], path: Path) -> MetricRecord:
         raise ValueError(
             f"{path}: a record of version {raw['v']}; this paceline reads version {RECORD_VERSION}"
         )
-    return MetricRecord(
-        raw["step"], raw["time"], {name: float(value) for name, value in raw["metrics"].items()}
-    )
-
-
-def _encoded(value: float) -> float | str:
-    return value if math.isfinite(value) else str(value)
-
-
-def _ends_within_a_line(path: Path) -> bool:
-    with path.open("rb") as file:
-        if file.seek(0, os.SEEK_END) == 0:
-            return False
-        file.seek(-1, os.SEEK_END)
-        return file.read(1) != b"\n"
+    metrics = {name: decode_number(value) for name, value in raw["metrics"].items()}
+    return MetricRecord(raw["step"], raw["time"], metrics)

@@ -5,13 +5,24 @@ import importlib.util
 import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from paceline.config.errors import ConfigError
-from paceline.telemetry.metrics import MetricSink
 
 _KEY = "telemetry.sinks"
 _MODULES = {"tensorboard": "tensorboard.summary", "wandb": "wandb"}
+
+
+class MetricSink(Protocol):
+    """A further place that metrics go to."""
+
+    def write(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Takes the metrics of one step."""
+        ...
+
+    def close(self) -> None:
+        """Writes what is still held back."""
+        ...
 
 
 def check_sinks(names: Iterable[str]) -> None:
@@ -25,10 +36,8 @@ def check_sinks(names: Iterable[str]) -> None:
         raise ConfigError.join(problems)
 
 
-def open_sinks(
-    names: Iterable[str], run_dir: Path, run_name: str, config: Mapping[str, Any]
-) -> list[MetricSink]:
-    """Opens every named sink below `run_dir`. `config` is shown beside the run where a sink has a place for it.
+def open_sinks(names: Iterable[str], run_dir: Path, run_name: str) -> list[MetricSink]:
+    """Opens every named sink below `run_dir`.
 
     Raises:
         ConfigError: as `check_sinks`, before any sink is opened.
@@ -36,8 +45,7 @@ def open_sinks(
     names = list(dict.fromkeys(names))
     check_sinks(names)
     return [
-        TensorBoardSink(run_dir) if name == "tensorboard" else WandbSink(run_dir, run_name, config)
-        for name in names
+        TensorBoardSink(run_dir) if name == "tensorboard" else WandbSink(run_dir, run_name) for name in names
     ]
 
 
@@ -61,13 +69,12 @@ class TensorBoardSink:
 class WandbSink:
     """A W&B run in `wandb/`. Offline (`wandb sync` uploads it later) unless WANDB_MODE says otherwise."""
 
-    def __init__(self, run_dir: Path, run_name: str, config: Mapping[str, Any]) -> None:
+    def __init__(self, run_dir: Path, run_name: str) -> None:
         run_dir.mkdir(parents=True, exist_ok=True)
         self._run = _load("wandb").init(
             project="paceline",
             name=run_name,
             dir=str(run_dir),
-            config=dict(config),
             mode=os.environ.get("WANDB_MODE", "offline"),
         )
 

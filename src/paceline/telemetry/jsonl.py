@@ -1,0 +1,56 @@
+"""JSON lines that survive a kill: append without joining a torn line, read with torn lines counted."""
+
+import json
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO, Any
+
+_NOT_FINITE = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
+
+
+def open_append(path: Path) -> IO[str]:
+    """Opens for appending, folders made; a line a killed process left half-written is ended first."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    torn = path.exists() and path.stat().st_size > 0 and not _ends_with_newline(path)
+    file = path.open("a", encoding="utf-8")
+    if torn:
+        file.write("\n")
+    return file
+
+
+def _ends_with_newline(path: Path) -> bool:
+    with path.open("rb") as file:
+        file.seek(-1, 2)
+        return file.read(1) == b"\n"
+
+
+def read_lines(path: Path) -> Iterator[dict[str, Any] | None]:
+    """Every record in order; None for a line that is no JSON object, which is a torn one."""
+    with path.open(encoding="utf-8", errors="replace") as lines:
+        for line in lines:
+            try:
+                record = json.loads(line)
+            except ValueError:
+                record = None
+            yield record if isinstance(record, dict) else None
+
+
+def encode_number(value: float) -> float | int | str:
+    """JSON has no NaN and no infinity: they become the texts "nan", "inf" and "-inf"."""
+    if math.isfinite(value):
+        return value
+    return "nan" if math.isnan(value) else ("inf" if value > 0 else "-inf")
+
+
+def decode_number(value: float | int | str) -> float:
+    """The inverse of `encode_number`.
+
+    Raises:
+        ValueError: a text that is none of the three.
+    """
+    if isinstance(value, str):
+        if value not in _NOT_FINITE:
+            raise ValueError(f"{value!r} is no number; texts may be {', '.join(_NOT_FINITE)}")
+        return _NOT_FINITE[value]
+    return float(value)
