@@ -19,7 +19,7 @@ class LossInputs:
 
     Log-probs are in nats; only `logprob_T` carries a gradient. `weight_T` comes from `aggregation_weights`.
     `loss_mask_T` is 1 where a token is trained on. `sample_index_T` is the sample, 0 to `num_samples` - 1, a token
-    belongs to. What stands at tokens of mask 0 has no influence, even if it is not finite.
+    belongs to. Log-probs at tokens of mask 0 have no influence, even if they are not finite.
     """
 
     logprob_T: Tensor
