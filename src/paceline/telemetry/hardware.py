@@ -54,11 +54,3 @@ def lookup(device_name: str) -> Hardware | None:
 _BY_NAME: dict[frozenset[str], Hardware] = {
     frozenset(name.split()): hardware for hardware, names in _TABLE.items() for name in names
 }
-
-
-def peak_tflops(device_name: str | None, stated: float | None) -> float | None:
-    """Dense BF16 peak of a device: what a person stated (`telemetry.peak_tflops`), else the table's; None = unknown."""
-    if stated is not None:
-        return stated
-    hardware = lookup(device_name) if device_name else None
-    return hardware.bf16_tflops if hardware else None

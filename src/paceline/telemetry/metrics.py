@@ -18,7 +18,7 @@ from paceline.telemetry.metric_schema import (
     metric_table,
     spec_of,
 )
-from paceline.telemetry.sinks import MetricSink, open_sinks
+from paceline.telemetry.sinks import MetricSink
 
 __all__ = [
     "METRICS",
@@ -141,14 +141,10 @@ class MetricLog:
     nan and no infinities, so these are written as the strings "nan", "inf" and "-inf".
     """
 
-    def __init__(self, run_dir: Path, sink_names: Iterable[str] = (), run_name: str = "run") -> None:
-        """Opens the file and the named sinks (`telemetry.sinks`).
-
-        Raises:
-            ConfigError: the package of a sink is not installed.
-        """
+    def __init__(self, run_dir: Path, sinks: Iterable[MetricSink] = ()) -> None:
+        """Opens the file for appending; closes `sinks` (see `sinks.open_sinks`) when it is closed."""
         self.path = run_dir / METRICS_FILE
-        self.sinks: list[MetricSink] = open_sinks(sink_names, run_dir, run_name)
+        self.sinks: list[MetricSink] = list(sinks)
         self._recorded: set[int] = set()
         self._file = open_append(self.path)
 

@@ -36,8 +36,10 @@ def check_sinks(names: Iterable[str]) -> None:
         raise ConfigError.join(problems)
 
 
-def open_sinks(names: Iterable[str], run_dir: Path, run_name: str) -> list[MetricSink]:
-    """Opens every named sink below `run_dir`.
+def open_sinks(
+    names: Iterable[str], run_dir: Path, run_name: str, config: Mapping[str, Any]
+) -> list[MetricSink]:
+    """Opens every named sink below `run_dir`. `config` is shown beside the run where a sink has a place for it.
 
     Raises:
         ConfigError: as `check_sinks`, before any sink is opened.
@@ -45,7 +47,8 @@ def open_sinks(names: Iterable[str], run_dir: Path, run_name: str) -> list[Metri
     names = list(dict.fromkeys(names))
     check_sinks(names)
     return [
-        TensorBoardSink(run_dir) if name == "tensorboard" else WandbSink(run_dir, run_name) for name in names
+        TensorBoardSink(run_dir) if name == "tensorboard" else WandbSink(run_dir, run_name, config)
+        for name in names
     ]
 
 
@@ -69,12 +72,13 @@ class TensorBoardSink:
 class WandbSink:
     """A W&B run in `wandb/`. Offline (`wandb sync` uploads it later) unless WANDB_MODE says otherwise."""
 
-    def __init__(self, run_dir: Path, run_name: str) -> None:
+    def __init__(self, run_dir: Path, run_name: str, config: Mapping[str, Any]) -> None:
         run_dir.mkdir(parents=True, exist_ok=True)
         self._run = _load("wandb").init(
             project="paceline",
             name=run_name,
             dir=str(run_dir),
+            config=dict(config),
             mode=os.environ.get("WANDB_MODE", "offline"),
         )
 
