@@ -173,8 +173,17 @@ def test_a_kl_in_the_reward_is_measured_but_not_in_the_loss() -> None:
     settings = settings_of(kl_coefficient=0.5, kl_placement="reward", kl_estimator="k1")
     output = policy_objective(inputs, entropy_T, reference_T, settings)
     assert output.loss.item() == pytest.approx(-2.0) and "loss/kl" not in output.metrics
-    assert output.metrics["kl/reference"] == (pytest.approx(0.25), 2.0)
-    assert output.metrics["entropy"] == (pytest.approx(1.0), 2.0)
+    assert output.metrics["kl/reference"] == pytest.approx((0.25, 2.0))
+    assert output.metrics["kl/capped_fraction"] == (0.0, 2.0)
+    assert output.metrics["entropy"] == pytest.approx((1.0, 2.0))
+
+
+@pytest.mark.parametrize("estimator", ["k1", "k2", "k3"])
+def test_tokens_whose_kl_stands_at_the_cap_are_counted(estimator: str) -> None:
+    inputs = single_sample(tokens(*[-1.0] * 4), tokens(*[-1.0] * 4), tokens(*[1.0] * 4))
+    settings = settings_of(kl_coefficient=0.1, kl_estimator=estimator)
+    output = policy_objective(inputs, tokens(*[0.0] * 4), tokens(-1.0, -1.5, -101.0, 99.0), settings)
+    assert output.metrics["kl/capped_fraction"] == (0.5, 4.0)
 
 
 def test_a_kl_in_the_loss_without_a_reference_is_refused() -> None:

@@ -47,6 +47,7 @@ def policy_objective(
     if reference_logprob_T is not None:
         kl_T = _masked_kl(inputs.logprob_T, reference_logprob_T, out_T, settings)
         token_means["kl/reference"] = kl_T.detach()
+        token_means["kl/capped_fraction"] = (kl_T.detach().abs() >= settings.kl_cap).to(kl_T.dtype)
         if _kl_is_in_the_loss(settings):
             sums["loss/kl"] = settings.kl_coefficient * (inputs.weight_T * kl_T).sum()
     elif _kl_is_in_the_loss(settings):

@@ -69,6 +69,7 @@ loss/kl | sum | nats | KL part of the loss, coefficient included.
 loss/entropy | sum | nats | Entropy part of the loss, coefficient and sign included.
 entropy | mean | nats | Entropy of the policy per loss token, at the sampling temperature.
 kl/reference | mean | nats | Estimated KL to the reference model per loss token.
+kl/capped_fraction | mean | share | Loss tokens whose KL estimate stands at algorithm.kl_cap, without a gradient.
 kl/old | mean | nats | Estimated KL to the weights the old log-probs belong to, per loss token.
 clip_fraction | mean | share | Loss tokens (sequences for a sequence-level ratio) whose ratio the clip bounds.
 ratio/mean | mean | ratio | Importance ratio of current to old probability per loss token.
@@ -127,6 +128,7 @@ time/unaccounted | mean | s | Wall time no span covered, mean over ranks.
 mfu/update_actor | mean | share | Model FLOPs utilisation of the actor update; absent on hardware without a known peak.
 mfu/step | mean | share | Model FLOPs of the whole step over its wall time and the peak; absent likewise.
 tflops/update_actor | mean | TFLOP/s | Model FLOPs of the actor update per second and device.
+tflops/step | mean | TFLOP/s | Model FLOPs of the actor update per second and device.
 tflops/step | mean | TFLOP/s | Model FLOPs of the whole step per second of its wall time and device.
 memory/peak_allocated | max | bytes | Most device memory held by tensors; 0 on a CPU.
 memory/peak_reserved | max | bytes | Most device memory held by the allocator; 0 on a CPU.
