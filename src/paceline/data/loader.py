@@ -30,8 +30,7 @@ class PromptLoader:
             rule = f"there are only {len(prompts)} training prompts, fewer than one batch takes"
             raise ConfigError("batch.num_prompts", num_prompts, rule, str(len(prompts)))
         self._prompts = tuple(prompts)
-        self._index_of = {prompt.prompt_id: index for index, prompt in enumerate(self._prompts)}
-        if len(self._index_of) != len(self._prompts):
+        if len({prompt.prompt_id for prompt in self._prompts}) != len(self._prompts):
             raise ValueError("prompt ids must be unique within the training prompts")
         self._num_prompts = num_prompts
         self._seed = seed
@@ -150,6 +149,8 @@ class PromptLoader:
         return self._prompt_at(position).prompt_id not in self._in_step
 
     def _advance_frontier(self) -> int:
+        # What an earlier run consumed lies ahead: either still listed, or already passed by the cursor.
+        self._frontier = max(self._frontier, self._cursor)
         while self._frontier in self._consumed_ahead:
             self._frontier += 1
         self._frontier += 1
