@@ -3,9 +3,12 @@
 A name that is not declared here is refused where it is recorded, so that no figure exists without a meaning.
 """
 
-from collections.abc import Iterator
+import sys
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from difflib import get_close_matches
+from itertools import chain
+from pathlib import Path
 from typing import Literal
 
 from paceline.types import STAGES
@@ -13,6 +16,10 @@ from paceline.types import STAGES
 Reduction = Literal["sum", "mean", "max", "min", "last"]
 """How values of one step (of its micro-batches, updates and ranks) become one: `mean` is weighted by the weight given
 with each value, `last` keeps the latest and is for values that are the same on every rank."""
+
+
+TABLE_BEGIN = "<!-- metrics: begin -->"
+TABLE_END = "<!-- metrics: end -->"
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +135,6 @@ time/unaccounted | mean | s | Wall time no span covered, mean over ranks.
 mfu/update_actor | mean | share | Model FLOPs utilisation of the actor update; absent on hardware without a known peak.
 mfu/step | mean | share | Model FLOPs of the whole step over its wall time and the peak; absent likewise.
 tflops/update_actor | mean | TFLOP/s | Model FLOPs of the actor update per second and device.
-tflops/step | mean | TFLOP/s | Model FLOPs of the actor update per second and device.
 tflops/step | mean | TFLOP/s | Model FLOPs of the whole step per second of its wall time and device.
 memory/peak_allocated | max | bytes | Most device memory held by tensors; 0 on a CPU.
 memory/peak_reserved | max | bytes | Most device memory held by the allocator; 0 on a CPU.
@@ -164,18 +170,43 @@ def _stage_times() -> Iterator[MetricSpec]:
         yield MetricSpec(f"time/{stage}", "mean", "s", text)
 
 
-METRICS: dict[str, MetricSpec] = {
-    spec.name: spec
-    for table in (_REWARD, _OBJECTIVE, _UPDATE, _TOKENS, _ROLLOUT, _SPEED, _EVALUATION)
-    for spec in _parse(table)
-} | {spec.name: spec for spec in _stage_times()}
+def _by_name(specs: Iterable[MetricSpec]) -> dict[str, MetricSpec]:
+    found: dict[str, MetricSpec] = {}
+    for spec in specs:
+        if spec.name in found:
+            raise ValueError(f"metric {spec.name!r} is declared twice")
+        found[spec.name] = spec
+    return found
+
+
+_TABLES = (_REWARD, _OBJECTIVE, _UPDATE, _TOKENS, _ROLLOUT, _SPEED, _EVALUATION)
+
+METRICS: dict[str, MetricSpec] = _by_name(chain(*map(_parse, _TABLES), _stage_times()))
 """All declared metrics by name, in the order of docs/records.md."""
 
 
 def metric_table() -> str:
-    """The metrics as the Markdown table of docs/records.md."""
+    """The metrics as a Markdown table."""
     rows = [
         f"| `{spec.name}` | {spec.reduction} | {spec.unit} | {spec.description.replace('|', chr(92) + '|')} |"
         for spec in METRICS.values()
     ]
     return "\n".join(["| Metric | Reduction | Unit | Meaning |", "|---|---|---|---|", *rows])
+
+
+def with_metric_table(document: str) -> str:
+    """`document` (docs/records.md) with the present table between its markers.
+
+    Raises:
+        ValueError: it does not hold each marker once.
+    """
+    if document.count(TABLE_BEGIN) != 1 or document.count(TABLE_END) != 1:
+        raise ValueError(f"the document must hold {TABLE_BEGIN} and {TABLE_END} once each")
+    before, rest = document.split(TABLE_BEGIN)
+    _, after = rest.split(TABLE_END)
+    return f"{before}{TABLE_BEGIN}\n{metric_table()}\n{TABLE_END}{after}"
+
+
+if __name__ == "__main__":  # python -m paceline.telemetry.metric_schema docs/records.md
+    path = Path(sys.argv[1])
+    path.write_text(with_metric_table(path.read_text(encoding="utf-8")), encoding="utf-8")
