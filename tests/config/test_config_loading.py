@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import yaml
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from paceline.config import Config, ConfigError, dump_config, explain, load_config
@@ -62,6 +62,7 @@ def test_a_setting_that_holds_text_takes_a_number_on_the_command_line_as_text() 
 scalars = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text()
 
 
+@example({"\x85": "a\u2028b\u2029\x85", "\ufeff": "\ufeff"})
 @given(st.dictionaries(st.text(min_size=1), scalars | st.lists(scalars), max_size=4))
 @settings(max_examples=150, deadline=None)
 def test_what_the_writer_writes_the_reader_reads_back(value: dict[str, Any]) -> None:

@@ -57,6 +57,18 @@ class RecipeDumper(yaml.SafeDumper):
     """Safe dumper that quotes text which either YAML version would take for another type."""
 
 
+_UNICODE_BREAKS = re.compile("[\x85\u2028\u2029\ufeff]")
+
+
+def _represent_text(dumper: RecipeDumper, text: str) -> ScalarNode:
+    # the other quoting styles write these line breaks as they are, and a reader folds them into spaces
+    style = '"' if _UNICODE_BREAKS.search(text) else None
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)
+
+
+RecipeDumper.add_representer(str, _represent_text)
+
+
 def _add_resolvers() -> None:
     for tag, pattern, first in _CORE_RESOLVERS:
         characters = ["" if character == "\0" else character for character in first]
