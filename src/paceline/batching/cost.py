@@ -53,7 +53,9 @@ class CostModel:
         times = np.asarray(seconds, dtype=np.float64)
         if not (sums > 0).all() or not (np.isfinite(times) & (times > 0)).all():
             raise ValueError("every batch to fit needs at least one token and a positive time")
-        scales = sums.max(axis=0)  # squares are larger by a factor of the length; the fit sees both columns alike
+        scales = sums.max(
+            axis=0
+        )  # squares are larger by a factor of the length; the fit sees both columns alike
         both = np.linalg.lstsq(sums / scales, times, rcond=None)[0] / scales
         if (both >= 0).all():
             return cls(float(both[0]), float(both[1]))

@@ -121,6 +121,8 @@ def build_pack(items: Sequence[PackItem], share_prefixes: bool, min_header: int 
 
 
 def _add_sequences(row: _Row, item: PackItem, number: int) -> None:
+    if not item.responses:
+        row.add(item.prompt, -1, "sequence", 0)
     for index, response in enumerate(item.responses):
         start = len(row.token_ids) + len(item.prompt)
         row.add([*item.prompt, *response], -1, "sequence", 0)
