@@ -58,6 +58,19 @@ def test_a_prompt_in_flight_is_replayed_though_later_ones_are_trained():
     assert [ids(again.next_batch())[0] for _ in range(3)] == ["3", "6", "7"]
 
 
+def test_filling_the_gap_after_a_resume_does_not_replay_what_was_trained_beyond_it():
+    loader = in_order(8, num_prompts=4)
+    loader.next_batch()
+    loader.mark_consumed(["0", "2", "3"])
+    again = resumed(loader, 8, num_prompts=1)
+    order = []
+    for _ in range(5):
+        order += ids(again.next_batch())
+        again.mark_consumed(order[-1:])
+    assert order == ["1", "4", "5", "6", "7"]
+    assert again.epoch == 1
+
+
 def test_saving_and_resuming_between_steps_changes_no_later_batch():
     steady = PromptLoader(prompts(10), 4, seed=3)
     stopped = PromptLoader(prompts(10), 4, seed=3)
@@ -161,7 +174,7 @@ def test_prompt_ids_must_differ():
         PromptLoader([*prompts(2), *prompts(1)], 1, seed=0)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=300, deadline=None)
 @given(
     num_rows=st.integers(2, 9),
     shuffle=st.booleans(),

@@ -149,7 +149,8 @@ def _file_questions(config: Config) -> _Questions:
     if not rows:
         raise ConfigError("task.path", task.path, "holds no rows, so nothing could be trained")
     notes = [_files_read(task.path, files)]
-    ranked = sorted(rows, key=lambda row: child_seed(HELD_OUT_SEED, "split", row.identity, row.example_id))
+    # By a hash of the question, so that the split depends neither on the seed nor on the order of the rows.
+    ranked = sorted(rows, key=lambda row: child_seed(HELD_OUT_SEED, "split", row.identity))
     evaluation: list[Example] = []
     if task.eval_path is not None and task.eval_size:
         eval_files = find_files(task.eval_path, "evaluation", "task.eval_path")
