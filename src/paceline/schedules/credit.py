@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-import torch
 
 from paceline.algorithms.advantages import Advantages, compute_advantages
 from paceline.algorithms.kl import kl_in_reward
@@ -88,17 +87,14 @@ def _shaped_reward(run: Run, group: Group, index: int, sample: TrainSample) -> f
         len(sample.response_ids), run.config.rollout.max_new_tokens, algorithm.overlong_cache or 0
     )
     if sample.ref_logprobs is not None and algorithm.kl_placement == "reward":
-        penalty_N = kl_in_reward(
+        reward -= kl_in_reward(
+            sample.rollout_logprobs,
+            sample.ref_logprobs,
+            sample.loss_mask,
             algorithm.kl_estimator,
-            torch.from_numpy(sample.rollout_logprobs),
-            torch.from_numpy(sample.ref_logprobs),
-            torch.from_numpy(sample.loss_mask),
-            torch.zeros(len(sample.loss_mask), dtype=torch.long),
-            num_samples=1,
-            coefficient=algorithm.kl_coefficient,
-            cap=algorithm.kl_cap,
+            algorithm.kl_coefficient,
+            algorithm.kl_cap,
         )
-        reward -= float(penalty_N)
     return reward
 
 

@@ -13,7 +13,7 @@ from paceline.config import Config, ConfigError, dump_config
 from paceline.model.loading import CausalModel, has_bf16_matrix_units
 from paceline.model.packing_probe import ProbeResult
 from paceline.model.varlen import varlen_supports
-from paceline.telemetry.environment import collect_environment
+from paceline.telemetry.environment import collect_environment, write_environment
 
 RECORD_VERSION = 1
 
@@ -42,7 +42,7 @@ class RunFolder:
                 "packing_probe_max_nats": None if probe is None else probe.max_difference,
             },
         }
-        self._write_json("env.json", collect_environment(extra))
+        write_environment(self.path, collect_environment(extra))
 
     def write_summary(self, figures: Mapping[str, Any]) -> None:
         """summary.json: what a person wants to know of the whole run."""

@@ -4,7 +4,6 @@ import random
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,7 +11,7 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from paceline.checkpoint import CheckpointStore, StopRequest
-from paceline.config import Config, ConfigError, dump_config
+from paceline.config import Config, ConfigError
 from paceline.config.arithmetic import batch_arithmetic, check_context, check_lengths
 from paceline.config.decisions import Decision, decide_old_logprob
 from paceline.data.loader import PromptLoader
@@ -27,9 +26,10 @@ from paceline.rollout.native.engine import EngineLimits
 from paceline.schedules.display import Display
 from paceline.schedules.run_folder import RunFolder, open_run_folder
 from paceline.sync import InProcessSync
-from paceline.telemetry.device_memory import memory_sampler
+from paceline.telemetry.device_memory import DeviceMemorySampler
 from paceline.telemetry.ledger import Ledger
 from paceline.telemetry.metrics import MetricLog
+from paceline.telemetry.sinks import check_sinks, open_sinks
 
 
 @dataclass(slots=True)
@@ -75,10 +75,11 @@ def open_run(config: Config, display: Display) -> Iterator[Run]:
     """
     with ExitStack() as stack:
         stop = stack.enter_context(StopRequest())
+        check_sinks(config.telemetry.sinks)
         folder = open_run_folder(config)
         device = resolve_device(config.cluster.device)
         _seed_and_threads(config)
-        ledger = Ledger(folder.path / "ledger" / "rank0.jsonl", sample_memory=memory_sampler(device))
+        ledger = Ledger(folder.path / "ledger" / "rank0.jsonl", sample_memory=DeviceMemorySampler(device))
         stack.callback(ledger.close)
         with ledger.span("setup", "task"):
             display.phase("reading the task")
@@ -106,7 +107,10 @@ def open_run(config: Config, display: Display) -> Iterator[Run]:
             trainer = TrainEngine(
                 model, config, ledger, batch_arithmetic(config, model.max_context).total_updates
             )
-        log = MetricLog(folder.path, config.telemetry.sinks, config.run.name)
+        sinks = open_sinks(
+            config.telemetry.sinks, folder.path, config.run.name, config.model_dump(mode="json")
+        )
+        log = MetricLog(folder.path, sinks)
         stack.callback(log.close)
         engine = NativeEngine(model, tokenizer, _engine_limits(config), ledger)
         parameters = model.module.named_parameters

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import torch
 
 from paceline.engine.samples import TrainSample
 from paceline.rewards.pool import reward_alarm
@@ -12,7 +13,7 @@ from paceline.schedules.evaluation import Evaluation
 from paceline.schedules.rollouts import Rollout
 from paceline.schedules.setup import Run
 from paceline.telemetry.flops import mfu
-from paceline.telemetry.hardware import peak_tflops
+from paceline.telemetry.hardware import lookup
 from paceline.telemetry.ledger import SectionTotals
 from paceline.telemetry.metrics import MetricAccumulator
 
@@ -79,7 +80,7 @@ def timing_metrics(run: Run, section: SectionTotals, num_generated: float) -> di
     metrics.add("throughput/tokens_per_s", (num_generated + tokens) / section.wall_s)
     if spent := section.stage_s.get("rollout"):
         metrics.add("throughput/generated_tokens_per_s", num_generated / spent)
-    peak = peak_tflops(run.folder.device_name, run.config.telemetry.peak_tflops)
+    peak = known_peak_tflops(run)
     for name, stages in (("update_actor", ("update_actor",)), ("step", tuple(section.stage_flops))):
         flops = sum(section.stage_flops.get(stage, 0.0) for stage in stages)
         seconds = section.stage_s.get(name, 0.0) if name != "step" else section.wall_s
@@ -88,6 +89,16 @@ def timing_metrics(run: Run, section: SectionTotals, num_generated: float) -> di
             if (share := mfu(flops, seconds, 1, peak)) is not None:
                 metrics.add(f"mfu/{name}", share)
     return metrics.reduce()
+
+
+def known_peak_tflops(run: Run) -> float | None:
+    """Peak of one device in TFLOP/s: the recipe's, or the table's; None on hardware neither knows."""
+    if run.config.telemetry.peak_tflops is not None:
+        return run.config.telemetry.peak_tflops
+    if run.model.device.type != "cuda":
+        return None
+    hardware = lookup(torch.cuda.get_device_name(run.model.device))
+    return None if hardware is None else hardware.bf16_tflops
 
 
 def sample_rows(step: int, rollout: Rollout, batch: CreditedBatch) -> list[dict[str, Any]]:

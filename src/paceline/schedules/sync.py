@@ -7,7 +7,7 @@ import numpy as np
 from paceline.data.seeds import child_seed
 from paceline.engine.samples import TrainSample
 from paceline.engine.trainer import with_old_logprobs
-from paceline.schedules.credit import CreditedBatch, assign_credit
+from paceline.schedules.credit import assign_credit
 from paceline.schedules.recorder import Recorder
 from paceline.schedules.rollouts import collect_groups
 from paceline.schedules.setup import Run

@@ -145,7 +145,10 @@ class Ledger:
         self._file = None
         if path is not None:
             path.parent.mkdir(parents=True, exist_ok=True)
+            torn = path.exists() and path.read_bytes()[-1:] not in (b"", b"\n")
             self._file = path.open("a", encoding="utf-8")
+            if torn:  # a killed process's half line must not swallow the next record
+                self._file.write("\n")
         self._origin_ns = clock_ns()
         self._section = _Section(None, self._origin_ns)
         self.last_section: SectionTotals | None = None

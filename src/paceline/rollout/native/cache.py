@@ -35,7 +35,8 @@ class SlotCache:
     def __init__(self, layout: KVLayout, num_slots: int, capacity: int) -> None:
         self.layout, self.num_slots, self.capacity = layout, num_slots, capacity
         size = (layout.num_layers, 2, num_slots, layout.num_kv_heads, capacity, layout.head_dim)
-        self.data = torch.empty(size, dtype=layout.dtype, device=layout.device)
+        # zeros: a masked position still meets a weight of 0, and 0 times an uninitialised NaN is NaN
+        self.data = torch.zeros(size, dtype=layout.dtype, device=layout.device)
 
     @property
     def num_bytes(self) -> int:
