@@ -1,0 +1,57 @@
+"""Peaks are known by a device's whole name, or not at all."""
+
+import pytest
+
+from paceline.telemetry.hardware import lookup
+
+
+@pytest.mark.parametrize(
+    "reported,name,tflops",
+    [
+        ("NVIDIA H200", "H200", 989),
+        ("NVIDIA H100 80GB HBM3", "H100 SXM", 989),
+        ("NVIDIA H100 PCIe", "H100 PCIe", 756),
+        ("NVIDIA A100-SXM4-80GB", "A100 SXM 80GB", 312),
+        ("NVIDIA A100 80GB PCIe", "A100 PCIe 80GB", 312),
+        ("NVIDIA A100-PCIE-40GB", "A100 PCIe 40GB", 312),
+        ("NVIDIA B200", "B200", 2250),
+        ("NVIDIA GB200", "GB200", 2500),
+        ("NVIDIA H20", "H20", 148),
+        ("NVIDIA L40S", "L40S", 362),
+        ("NVIDIA GeForce RTX 4090", "RTX 4090", 165),
+        ("AMD Instinct MI300X OAM", "MI300X", 1307),
+        ("h200", "H200", 989),
+    ],
+)
+def test_a_device_is_known_by_the_name_its_driver_reports(reported, name, tflops):
+    hardware = lookup(reported)
+    assert hardware is not None
+    assert (hardware.name, hardware.bf16_tflops) == (name, tflops)
+
+
+@pytest.mark.parametrize(
+    "reported",
+    [
+        "",
+        "cpu",
+        "Intel(R) Xeon(R) Platinum 8480+",
+        "NVIDIA GeForce RTX 4090 Laptop GPU",
+        "NVIDIA GeForce RTX 4090 D",
+        "NVIDIA A100-SXM4-40GB MIG 1g.5gb",
+        "NVIDIA H100 80GB HBM3 MIG 1g.10gb",
+        "NVIDIA H20-3e",
+        "NVIDIA L40",
+        "NVIDIA GH200 480GB",
+        "NVIDIA B2000",
+        "Ascend910B3",
+        "Some Future GPU",
+    ],
+)
+def test_a_device_that_only_resembles_a_known_one_is_unknown(reported):
+    assert lookup(reported) is None
+
+
+def test_memory_and_bandwidth_come_with_the_device():
+    h200 = lookup("NVIDIA H200")
+    assert h200 is not None
+    assert (h200.memory_gb, h200.bandwidth_tbs) == (141, 4.8)
