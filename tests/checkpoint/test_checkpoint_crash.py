@@ -35,15 +35,18 @@ def save_all(directory, keep, steps, kill_at):
     store.wait()
     return events
 
-root, keep, steps = Path(sys.argv[1]), int(sys.argv[2]), json.loads(sys.argv[3])
-events = save_all(root / "unbroken", keep, steps, None)
-for kill_at in range(len(events)):
-    child = os.fork()
-    if child == 0:
-        save_all(root / str(kill_at), keep, steps, kill_at)
-        os._exit(0)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 9
-print(json.dumps(events))
+all_events = []
+for case, (keep, steps) in enumerate(json.loads(sys.argv[2])):
+    root = Path(sys.argv[1]) / str(case)
+    events = save_all(root / "unbroken", keep, steps, None)
+    all_events.append(events)
+    for kill_at in range(len(events)):
+        child = os.fork()
+        if child == 0:
+            save_all(root / str(kill_at), keep, steps, kill_at)
+            os._exit(0)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 9
+print(json.dumps(all_events))
 """
 
 
@@ -61,16 +64,27 @@ def run_python(code: str, *args: str) -> str:
     return done.stdout
 
 
-@pytest.mark.parametrize(("keep", "steps"), [(1, [1, 2, 3]), (2, [1, 2, 3]), (1, [1, 1])])
+CASES = [(1, [1, 2, 3]), (2, [1, 2, 3]), (1, [1, 1])]
+"""(keep, steps saved one after the other); the last saves a step again."""
+
+
+@pytest.fixture(scope="module")
+def killed_stores(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[list[str]]]:
+    """Folder of the stores by case and boundary, and each case's boundaries."""
+    root = tmp_path_factory.mktemp("killed")
+    return root, json.loads(run_python(_KILLED_AT_A_BOUNDARY, str(root), json.dumps(CASES)))
+
+
+@pytest.mark.parametrize("case", range(len(CASES)))
 def test_killed_at_every_boundary_a_checkpoint_loads_and_the_next_save_clears_up(
-    tmp_path: Path, keep: int, steps: list[int]
+    killed_stores: tuple[Path, list[list[str]]], case: int
 ) -> None:
-    events = json.loads(run_python(_KILLED_AT_A_BOUNDARY, str(tmp_path), str(keep), json.dumps(steps)))
+    (keep, steps), root, events = CASES[case], killed_stores[0] / str(case), killed_stores[1][case]
     assert len(events) > 10
     num_complete = 0
     for index, event in enumerate(events):
         num_complete += event == "COMPLETE"
-        store = CheckpointStore(tmp_path / str(index), keep)
+        store = CheckpointStore(root / str(index), keep)
         found = store.latest()
         if not num_complete:
             assert found is None
