@@ -1,0 +1,99 @@
+"""Memory by stage and over steps: device peaks and resident host memory."""
+
+from collections.abc import Mapping, Sequence
+
+import plotly.graph_objects as go
+
+from paceline.report import wording
+from paceline.report.palette import ACCENT, REFERENCE, SECOND, ordered
+from paceline.report.stage_totals import StageTotal
+from paceline.report.theme import Chart, new_figure
+from paceline.telemetry.records import SectionRecord, StageRecord
+
+_GIB = 2**30
+
+_KINDS = (
+    ("peak_allocated", "device, held by tensors", ACCENT.light),
+    ("peak_reserved", "device, held by the allocator", REFERENCE.light),
+    ("host_rss", "host, resident", SECOND.light),
+)
+
+
+def memory_by_stage(totals: Mapping[str, StageTotal]) -> Chart | None:
+    """Peak of every stage over the run, in GiB; None where no memory was sampled."""
+    sampled = {name: total for name, total in totals.items() if any(_peaks(total).values())}
+    if not sampled:
+        return None
+    names = ordered(set(sampled))[::-1]
+    figure = new_figure(barmode="group", bargap=0.3, showlegend=True, legend={"traceorder": "reversed"})
+    num_kinds = 0
+    for kind, label, colour in reversed(_KINDS):
+        values = [_peaks(sampled[name])[kind] for name in names]
+        if any(values):
+            num_kinds += 1
+            figure.add_trace(_stage_bars(label, names, values, colour))
+    figure.update_xaxes(title_text="GiB", showgrid=True)
+    figure.update_yaxes(showgrid=False)
+    has_device = any(total.peak_allocated for total in sampled.values())
+    caption = "Largest value at the end of any span of the stage."
+    if not has_device:
+        caption += " No device memory was sampled: training ran on the CPU."
+    height = 90 + len(names) * (14 + 12 * num_kinds)
+    return Chart("memory-stages", "Peak memory by stage", caption, figure, height)
+
+
+def _peaks(total: StageTotal) -> dict[str, int]:
+    return {
+        "peak_allocated": total.peak_allocated,
+        "peak_reserved": total.peak_reserved,
+        "host_rss": total.host_rss,
+    }
+
+
+def _stage_bars(label: str, names: list[str], values: list[int], colour: str) -> go.Bar:
+    return go.Bar(
+        name=label,
+        orientation="h",
+        x=[value / _GIB for value in values],
+        y=names,
+        marker={"color": colour},
+        customdata=[wording.memory(value) for value in values],
+        hovertemplate="%{y}: %{customdata}<extra>" + label + "</extra>",
+    )
+
+
+def memory_over_steps(steps: Sequence[SectionRecord]) -> Chart | None:
+    """Largest memory of any stage in every step, in GiB; None where no memory was sampled."""
+    figure = new_figure(showlegend=True, hovermode="x unified")
+    numbers = [step.step for step in steps]
+    for kind, label, colour in _KINDS:
+        values = [max((_of(stage, kind) for stage in step.stages.values()), default=0) for step in steps]
+        if any(values):
+            figure.add_trace(
+                go.Scatter(
+                    name=label,
+                    x=numbers,
+                    y=[value / _GIB if value else None for value in values],
+                    mode="lines" if len(steps) > 1 else "markers",
+                    line={"color": colour, "width": 1.8},
+                    customdata=[wording.memory(value) for value in values],
+                    hovertemplate="%{customdata}",
+                )
+            )
+    if not figure.data:
+        return None
+    figure.update_xaxes(title_text="step")
+    figure.update_yaxes(title_text="GiB", rangemode="tozero")
+    return Chart(
+        "memory-steps", "Memory over steps", "A line that keeps rising is a leak.", figure, 250, zooms=True
+    )
+
+
+def _of(stage: StageRecord, kind: str) -> int:
+    match kind:
+        case "peak_allocated":
+            return stage.peak_allocated
+        case "peak_reserved":
+            return stage.peak_reserved
+        case _:
+            return stage.host_rss

@@ -1,0 +1,236 @@
+"""Timelines: one step with all its spans, and the whole run."""
+
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+
+import plotly.graph_objects as go
+
+from paceline.report import wording
+from paceline.report.palette import INK, MUTED, ON_STAGE, SETUP, STEP_SHADES, SURFACE, UNACCOUNTED, colour_of
+from paceline.report.theme import Chart, new_figure
+from paceline.report.timeline_bars import TimelineBar, gaps, median_step, merged
+from paceline.telemetry.records import LedgerProcess, RankLedger, SectionRecord
+
+_RESOLUTION = 1 / 2000
+"""Spans shorter than this share of a timeline are narrower than half a pixel."""
+
+_MAX_STEP_BARS = 1500
+
+_LANES = (SETUP, "steps", "eval", "checkpoint", "background", UNACCOUNTED)
+
+
+def step_timeline(ledger: RankLedger) -> Chart | None:
+    """Every span of the median step, by depth; None without a step."""
+    found = median_step(ledger)
+    if found is None:
+        return None
+    section, process = found
+    spans = [span for span in process.spans if span.step == section.step and span.start_s >= section.start_s]
+    resolution = section.wall_s * _RESOLUTION
+    bars = [*merged(spans, resolution), *gaps(section, spans, resolution / 4)]
+    figure = new_figure(barmode="overlay", bargap=0.1, uniformtext={"minsize": 10, "mode": "hide"})
+    by_stage: dict[str, list[TimelineBar]] = defaultdict(list)
+    for bar in bars:
+        by_stage[bar.stage].append(bar)
+    for stage, members in by_stage.items():
+        figure.add_trace(_span_bars(stage, members, section.start_s))
+    depth = 1 + max((bar.depth for bar in bars), default=0)
+    figure.update_yaxes(range=[depth - 0.45, -0.55], showticklabels=False, showgrid=False, fixedrange=True)
+    figure.update_xaxes(title_text="seconds since the step began", range=[0, section.wall_s], showgrid=True)
+    return Chart(
+        "step-timeline",
+        f"Timeline of step {section.step}",
+        _step_caption(section, len(spans), len(bars)),
+        figure,
+        height=86 + 34 * max(2, depth),
+        zooms=True,
+    )
+
+
+def _step_caption(section: SectionRecord, num_spans: int, num_bars: int) -> str:
+    text = (
+        f"The step of median duration ({wording.seconds(section.wall_s)}, "
+        f"{wording.seconds(section.unaccounted_s)} of it unaccounted). Drag to zoom, double-click to reset; "
+        "inner spans lie below the span they belong to."
+    )
+    if section.num_spans_not_kept:
+        text += (
+            f" {section.num_spans_not_kept:,} further spans count in the sums but were not kept one by one."
+        )
+    if num_bars < num_spans:
+        text += f" {num_spans:,} spans in {num_bars:,} bars: neighbours too short to see are drawn together."
+    return text
+
+
+def _span_bars(stage: str, bars: Sequence[TimelineBar], origin_s: float) -> go.Bar:
+    marker: dict[str, object] = {
+        "color": colour_of(stage).light,
+        "line": {"width": 0.6, "color": SURFACE.light},
+    }
+    if stage == UNACCOUNTED:
+        marker["pattern"] = {"shape": "/", "size": 5, "solidity": 0.4, "fgcolor": SURFACE.light}
+    return go.Bar(
+        name=stage,
+        orientation="h",
+        base=[round(bar.start_s - origin_s, 7) for bar in bars],
+        x=[round(bar.end_s - bar.start_s, 7) for bar in bars],
+        y=[bar.depth for bar in bars],
+        text=[_label(bar) for bar in bars],
+        textposition="inside",
+        insidetextanchor="start",
+        textangle=0,
+        textfont={"color": ON_STAGE.light, "size": 11},
+        marker=marker,
+        customdata=[[_hover(bar)] for bar in bars],
+        hovertemplate="%{customdata[0]}<extra></extra>",
+    )
+
+
+def _label(bar: TimelineBar) -> str:
+    return bar.name if bar.num_spans == 1 else f"{bar.num_spans} × {bar.name}"
+
+
+def _hover(bar: TimelineBar) -> str:
+    title = bar.stage if bar.name in (bar.stage, "") else f"{bar.stage} · {bar.name}"
+    lines = [f"<b>{title}</b>", wording.seconds(bar.end_s - bar.start_s)]
+    if bar.num_spans > 1:
+        lines[1] = f"{bar.num_spans} spans, {wording.seconds(bar.busy_s)} together"
+    if bar.tokens:
+        lines.append(f"{bar.tokens:,} tokens")
+    if bar.flops:
+        lines.append(wording.quantity(bar.flops, "FLOP"))
+    return "<br>".join(lines)
+
+
+def run_timeline(ledger: RankLedger) -> Chart | None:
+    """Set-up, steps, evaluations and checkpoints over the whole run; None when nothing was recorded."""
+    processes = [process for process in ledger.processes if process.sections]
+    if not processes:
+        return None
+    total_s = sum(_length(process) for process in processes)
+    lanes: dict[str, list[TimelineBar]] = defaultdict(list)
+    counted = {id(step) for step in ledger.steps()}
+    figure = new_figure(barmode="overlay", bargap=0.25)
+    offset_s = 0.0
+    for index, process in enumerate(processes):
+        _collect(process, offset_s, total_s * _RESOLUTION, counted, lanes)
+        if index:
+            _mark_restart(figure, offset_s)
+        offset_s += _length(process)
+    scale, unit = next((s, u) for limit, s, u in _UNITS if total_s < limit)
+    shown = [lane for lane in _LANES if lanes[lane]]
+    for lane in shown:
+        figure.add_trace(_lane_bars(lane, lanes[lane], scale))
+    for shape in figure.layout.shapes:
+        shape.x0, shape.x1 = shape.x0 / scale, shape.x1 / scale
+    for note in figure.layout.annotations:
+        note.x = note.x / scale
+    figure.update_yaxes(categoryorder="array", categoryarray=shown[::-1], showgrid=False, fixedrange=True)
+    figure.update_xaxes(title_text=f"{unit} since the start", range=[0, total_s / scale], showgrid=True)
+    caption = "All that the ledger recorded, in and outside steps."
+    if len(processes) > 1:
+        caption += f" The run was resumed {len(processes) - 1} times; pauses between processes are left out."
+    return Chart(
+        "run-timeline", "The whole run", caption, figure, height=84 + 27 * max(2, len(shown)), zooms=True
+    )
+
+
+_UNITS = ((300.0, 1.0, "seconds"), (7200.0, 60.0, "minutes"), (float("inf"), 3600.0, "hours"))
+
+
+def _length(process: LedgerProcess) -> float:
+    return max(section.end_s for section in process.sections)
+
+
+def _mark_restart(figure: go.Figure, at_s: float) -> None:
+    figure.add_vline(
+        x=at_s,
+        line={"width": 1, "dash": "dot", "color": INK.light},
+        annotation={"text": "resumed", "font": {"size": 10, "color": MUTED.light}, "yanchor": "bottom"},
+        annotation_position="top",
+    )
+
+
+def _collect(
+    process: LedgerProcess,
+    offset_s: float,
+    resolution_s: float,
+    counted: set[int],
+    lanes: dict[str, list[TimelineBar]],
+) -> None:
+    """Sorts a process's time into lanes, shifted by `offset_s`."""
+
+    def place(lane: str, bars: Sequence[TimelineBar]) -> None:
+        lanes[lane] += [_shifted(bar, offset_s) for bar in bars]
+
+    outer = [span for span in process.spans if span.depth == 0]
+    for stage in ("eval", "checkpoint"):
+        place(stage, merged([span for span in outer if span.stage == stage], resolution_s))
+    outside = [span for span in outer if span.step is None]
+    place(SETUP, merged([s for s in outside if s.stage not in ("eval", "checkpoint")], resolution_s))
+    place("steps", _step_bars([s for s in process.sections if s.step is not None], counted))
+    place(
+        "background",
+        [
+            TimelineBar(work.stage, work.name, 0, work.start_s, work.end_s, work.end_s - work.start_s)
+            for work in process.background
+        ],
+    )
+    for section in process.sections:
+        if section.step is None:
+            inside = [span for span in outside if section.start_s <= span.start_s < section.end_s]
+            place(UNACCOUNTED, gaps(section, inside, resolution_s))
+
+
+def _step_bars(steps: Sequence[SectionRecord], counted: set[int]) -> list[TimelineBar]:
+    size = max(1, -(-len(steps) // _MAX_STEP_BARS))
+    bars = []
+    for start in range(0, len(steps), size):
+        group = steps[start : start + size]
+        first, last = group[0], group[-1]
+        name = f"step {first.step}" if size == 1 else f"steps {first.step}–{last.step}"
+        if all(id(step) not in counted for step in group):
+            name += " (done again later)"
+        bars.append(
+            TimelineBar(
+                "steps", name, start // size % 2, first.start_s, last.end_s, last.end_s - first.start_s
+            )
+        )
+    return bars
+
+
+def _shifted(bar: TimelineBar, offset_s: float) -> TimelineBar:
+    return TimelineBar(
+        bar.stage,
+        bar.name,
+        bar.depth,
+        bar.start_s + offset_s,
+        bar.end_s + offset_s,
+        bar.busy_s,
+        bar.num_spans,
+        bar.tokens,
+        bar.flops,
+    )
+
+
+def _lane_bars(lane: str, bars: Sequence[TimelineBar], scale: float) -> go.Bar:
+    colour: Callable[[TimelineBar], str] = (
+        _step_colour if lane == "steps" else lambda bar: colour_of(bar.stage).light
+    )
+    return go.Bar(
+        name=lane,
+        orientation="h",
+        base=[round(bar.start_s / scale, 7) for bar in bars],
+        x=[round((bar.end_s - bar.start_s) / scale, 7) for bar in bars],
+        y=[lane] * len(bars),
+        marker={"color": [colour(bar) for bar in bars], "line": {"width": 0}},
+        customdata=[[_hover(bar)] for bar in bars],
+        hovertemplate="%{customdata[0]}<extra></extra>",
+    )
+
+
+def _step_colour(bar: TimelineBar) -> str:
+    """Steps alternate between two shades (`depth` holds the parity), so that their borders show."""
+    if bar.name.endswith("(done again later)"):
+        return colour_of("idle").light
+    return STEP_SHADES[bar.depth].light

@@ -1,0 +1,132 @@
+"""What was skipped, dropped, lost or not finite: every count that is not zero, so that nothing is silent."""
+
+import math
+from dataclasses import dataclass
+
+from paceline.report.run_data import RunData
+from paceline.telemetry.metrics import METRICS
+
+_FAULTS = (
+    "reward/errors",
+    "reward/timeouts",
+    "samples/without_verdict",
+    "eval/without_verdict",
+    "updates/skipped",
+    "updates/empty",
+    "groups/dropped_no_verdict",
+    "rollout/exhausted",
+    "samples/aborted",
+)
+"""Something failed, or a step could not do what it was asked to."""
+
+_LOSSES = (
+    "samples/truncated",
+    "samples/overlong",
+    "samples/masked",
+    "groups/zero_signal",
+    "groups/singleton",
+    "groups/dropped_no_signal",
+    "samples/zero_advantage_skipped",
+    "tokens/zero_advantage_skipped",
+    "checkpoint/waits",
+)
+"""Expected in a healthy run; worth knowing because work or signal is lost."""
+
+_SHOWN_STEPS = 6
+
+
+@dataclass(frozen=True, slots=True)
+class Counter:
+    """A total over the run that is not zero."""
+
+    name: str
+    total: float
+    where: str
+    meaning: str
+    is_fault: bool
+
+
+def counters(run: RunData) -> list[Counter]:
+    """All counts that are not zero, faults first."""
+    found = [
+        *(_from_metric(run, name, is_fault=True) for name in _FAULTS),
+        *_non_finite(run),
+        *_damage(run),
+        *(_from_metric(run, name, is_fault=False) for name in _LOSSES),
+    ]
+    return [counter for counter in found if counter is not None]
+
+
+def _from_metric(run: RunData, name: str, is_fault: bool) -> Counter | None:
+    series = run.series(name)
+    hits = [(step, value) for step, value in series if math.isfinite(value) and value != 0]
+    if not hits:
+        return None
+    total = sum(value for _, value in hits)
+    where = f"{len(hits)} of {len(series)} steps"
+    if len(hits) <= _SHOWN_STEPS and len(hits) < len(series):
+        where += f" ({_listed([step for step, _ in hits])})"
+    return Counter(name, total, where, METRICS[name].description, is_fault)
+
+
+def _listed(steps: list[int]) -> str:
+    return ", ".join(str(step) for step in steps)
+
+
+def _non_finite(run: RunData) -> list[Counter]:
+    """Metrics that were nan or infinite at some step."""
+    steps_by_name: dict[str, list[int]] = {}
+    for record in run.history.records:
+        for name, value in record.metrics.items():
+            if not math.isfinite(value):
+                steps_by_name.setdefault(name, []).append(record.step)
+    return [
+        Counter(
+            f"not finite: {name}",
+            len(steps),
+            f"steps {_listed(steps[:_SHOWN_STEPS])}{' ...' if len(steps) > _SHOWN_STEPS else ''}",
+            "Values that were nan or infinite; charts have a gap there.",
+            is_fault=True,
+        )
+        for name, steps in steps_by_name.items()
+    ]
+
+
+def _damage(run: RunData) -> list[Counter]:
+    """What interruptions left in the records, and what the ledger did not keep."""
+    ledgers = run.ledgers
+    num_restarts = sum(max(0, len(ledger.processes) - 1) for ledger in ledgers[:1])
+    num_not_kept = sum(
+        section.num_spans_not_kept
+        for ledger in ledgers
+        for process in ledger.processes
+        for section in process.sections
+    )
+    torn = sum(ledger.num_torn_lines for ledger in ledgers) + run.history.num_torn_lines
+    impossible = sum(value > 1.0 for _, value in run.series("mfu/update_actor"))
+    rows = (
+        (
+            "records/impossible_mfu",
+            impossible,
+            "steps",
+            "MFU above 1: a peak, a time or a FLOP count is wrong.",
+            True,
+        ),
+        ("records/torn_lines", torn, "ledger and metrics", "Lines a killed process left half-written.", True),
+        ("run/restarts", num_restarts, "run", "Times the run was resumed by a new process.", False),
+        (
+            "run/steps_done_again",
+            run.history.num_replaced,
+            "run",
+            "Steps recorded before an interruption and done again after it; the last counts.",
+            False,
+        ),
+        (
+            "records/spans_not_kept",
+            num_not_kept,
+            "timelines",
+            "Spans counted in the sums but not kept one by one, because a section had too many.",
+            False,
+        ),
+    )
+    return [Counter(*row) for row in rows if row[1]]

@@ -1,0 +1,184 @@
+"""Everything the page shows, as text and charts, in the order of the template."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+from paceline.report import wording
+from paceline.report.charts_learning import Constant, accuracy_chart, reward_chart, small_charts
+from paceline.report.charts_memory import memory_by_stage, memory_over_steps
+from paceline.report.charts_time import breakdown_chart
+from paceline.report.charts_timeline import run_timeline, step_timeline
+from paceline.report.counters import counters
+from paceline.report.details import DetailGroup, configuration, environment
+from paceline.report.figures import figures_of
+from paceline.report.rows import (
+    CounterView,
+    RankView,
+    StageView,
+    counter_views,
+    rank_views,
+    ranks_caption,
+    stage_views,
+)
+from paceline.report.run_data import RunData
+from paceline.report.sample_views import SampleStep, sample_steps, shared_beginning
+from paceline.report.sentences import summary_sentences
+from paceline.report.stage_totals import rank_rows, stage_rows, stage_totals
+from paceline.report.theme import Chart
+from paceline.report.tiles import Tile, tiles
+
+_STATUS_CLASSES = {"completed": "good", "failed": "bad"}
+
+
+@dataclass(frozen=True, slots=True)
+class Fact:
+    """A label with a short value, in the header."""
+
+    label: str
+    value: str
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """The report's content. All texts are plain: the template escapes them."""
+
+    title: str
+    status: str
+    status_class: str
+    facts: list[Fact]
+    sentences: list[str]
+    tiles: list[Tile]
+    stages: list[StageView]
+    step_cells: list[str]
+    mfu_note: str
+    main_rank: int
+    time_charts: list[Chart]
+    ranks: list[RankView]
+    ranks_caption: str
+    main_learning_charts: list[Chart]
+    small_charts: list[Chart]
+    constants: list[Constant]
+    memory_charts: list[Chart]
+    counters: list[CounterView]
+    notes: tuple[str, ...]
+    shared_prompt: str
+    sample_steps: list[SampleStep]
+    detail_groups: list[DetailGroup]
+    footer: str
+
+    @property
+    def charts(self) -> list[Chart]:
+        """All charts, in the order of the page."""
+        return [*self.time_charts, *self.main_learning_charts, *self.small_charts, *self.memory_charts]
+
+
+def build_page(run: RunData) -> Page:
+    """Turns records into the page's content."""
+    figures = figures_of(run)
+    small, constants = small_charts(run)
+    ranks = rank_rows(run.ledgers) if len(run.ledgers) > 1 else []
+    shared = shared_beginning(run.samples)
+    status = figures["status"]
+    return Page(
+        title=figures["run"],
+        status=status if status != "unknown" else "no summary",
+        status_class=_STATUS_CLASSES.get(status, "other"),
+        facts=_facts(run, figures),
+        sentences=summary_sentences(figures),
+        tiles=tiles(figures),
+        stages=stage_views(stage_rows(run)),
+        step_cells=_step_cells(run, figures),
+        mfu_note=_mfu_note(figures),
+        main_rank=run.main_ledger.rank if run.main_ledger else 0,
+        time_charts=_time_charts(run),
+        ranks=rank_views(ranks),
+        ranks_caption=ranks_caption(ranks),
+        main_learning_charts=_present(reward_chart(run), accuracy_chart(run, figures)),
+        small_charts=small,
+        constants=constants,
+        memory_charts=_memory_charts(run),
+        counters=counter_views(counters(run)),
+        notes=run.notes,
+        shared_prompt=shared,
+        sample_steps=sample_steps(run.samples, shared),
+        detail_groups=[*configuration(run.config), *environment(run.environment)],
+        footer=_footer(run, figures),
+    )
+
+
+def _present(*charts: Chart | None) -> list[Chart]:
+    return [chart for chart in charts if chart is not None]
+
+
+def _time_charts(run: RunData) -> list[Chart]:
+    ledger = run.main_ledger
+    if ledger is None:
+        return []
+    return _present(breakdown_chart(run.steps), step_timeline(ledger), run_timeline(ledger))
+
+
+def _memory_charts(run: RunData) -> list[Chart]:
+    ledger = run.main_ledger
+    if ledger is None:
+        return []
+    sections = [section for process in ledger.processes for section in process.sections]
+    return _present(memory_by_stage(stage_totals(sections)), memory_over_steps(run.steps))
+
+
+def _facts(run: RunData, figures: Mapping[str, Any]) -> list[Fact]:
+    algorithm = figures["algorithm"]
+    planned = run.setting("run.num_steps")
+    done = f"{figures['num_steps']:,}" + (f" of {planned:,}" if planned else "")
+    found = (
+        ("Model", figures["model"]),
+        ("Task", figures["task"]),
+        ("Algorithm", algorithm),
+        ("Steps", done),
+        ("Device", figures["device"]),
+        ("Ranks", str(figures["num_ranks"]) if figures["num_ranks"] > 1 else None),
+        ("Started", _started(run)),
+        ("Recorded", wording.seconds(figures["wall_s"]) if figures["wall_s"] else None),
+    )
+    return [Fact(label, value) for label, value in found if value]
+
+
+def _started(run: RunData) -> str | None:
+    times = [process.unix_s for ledger in run.ledgers for process in ledger.processes]
+    return f"{datetime.fromtimestamp(min(times), UTC):%Y-%m-%d %H:%M} UTC" if times else None
+
+
+def _step_cells(run: RunData, figures: Mapping[str, Any]) -> list[str]:
+    """The last row of the stage table: time, share, tokens, FLOPs, tokens/s, TFLOP/s, MFU of the whole step."""
+    rows = stage_rows(run)
+    flops, step_time = sum(row.flops for row in rows), figures["step_time_s"]
+    return [
+        wording.seconds(step_time),
+        wording.share(1.0),
+        "",
+        wording.quantity(flops, "FLOP") if flops else wording.UNKNOWN,
+        wording.quantity(figures["tokens_per_s"]),
+        wording.number(flops / step_time / 1e12) if flops and step_time else wording.UNKNOWN,
+        wording.share(figures["mfu_step"]),
+    ]
+
+
+def _mfu_note(figures: Mapping[str, Any]) -> str:
+    if figures["peak_tflops"] is None:
+        return "No MFU: the peak of this hardware is unknown (telemetry.peak_tflops states one)."
+    return (
+        f"MFU against a peak of {wording.number(figures['peak_tflops'])} TFLOP/s, causal attention counted."
+    )
+
+
+def _footer(run: RunData, figures: Mapping[str, Any]) -> str:
+    versions = run.environment.get("packages")
+    version = versions.get("paceline") if isinstance(versions, Mapping) else None
+    written = f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC"
+    decision = run.summary.get("old_logprob")
+    parts = [f"Written by paceline{f' {version}' if version else ''} on {written}."]
+    if isinstance(decision, Mapping):
+        parts.append(f"Old log-probs: {decision.get('source')} ({decision.get('reason')}).")
+    parts.append("The same figures as JSON: paceline report RUN --json.")
+    return " ".join(parts)

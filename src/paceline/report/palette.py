@@ -1,0 +1,97 @@
+"""One colour per stage in every chart, in a light and a dark version."""
+
+from dataclasses import dataclass
+
+from paceline.types import STAGES
+
+UNACCOUNTED = "unaccounted"
+"""Time no span covers; drawn like a stage, in a colour of its own."""
+
+SETUP = "setup"
+"""Ledger stage of work outside steps."""
+
+
+@dataclass(frozen=True, slots=True)
+class Colour:
+    """The same meaning on a light and on a dark page."""
+
+    light: str
+    dark: str
+
+
+STAGE_COLOURS: dict[str, Colour] = {
+    "rollout": Colour("#3d6fd1", "#6f9cf2"),
+    "update_actor": Colour("#12917f", "#3cbfa9"),
+    "reward": Colour("#df8f2f", "#edae5f"),
+    "old_logprob": Colour("#7e5bbf", "#a58ae0"),
+    "ref_logprob": Colour("#ae8ddb", "#c8b2ea"),
+    "values": Colour("#b3478f", "#d97fbb"),
+    "advantage": Colour("#b09a34", "#d2be60"),
+    "update_critic": Colour("#5e8c3a", "#8aba64"),
+    "sync": Colour("#2596bd", "#5ac0e0"),
+    "checkpoint": Colour("#8a6b56", "#b6957f"),
+    "eval": Colour("#de7488", "#f09cac"),
+    "data": Colour("#66768d", "#94a4bb"),
+    "idle": Colour("#c1c9d4", "#4a5565"),
+    SETUP: Colour("#97a3b4", "#6d7b90"),
+    UNACCOUNTED: Colour("#d13f3f", "#ff6f6f"),
+}
+
+_OTHER = Colour("#7d8896", "#8b97a7")
+
+INK = Colour("#1c2430", "#e8ebf0")
+MUTED = Colour("#5d6878", "#9aa5b5")
+GRID = Colour("#e5e9ef", "#2b323d")
+SURFACE = Colour("#ffffff", "#171b22")
+ACCENT = Colour("#3d6fd2", "#6f9cf3")  # a digit off the rollout's blue, so that each can be mapped by itself
+SECOND = Colour("#e0902f", "#edae60")
+FAINT = Colour("#d7e1f5", "#2a3a5a")
+REFERENCE = Colour("#8d97a5", "#7f8b9c")
+STEP_SHADES = (Colour("#8fabe3", "#41639f"), Colour("#b9cbf0", "#2f4a7c"))
+ON_STAGE = Colour("#fffffe", "#11151b")  # text on a stage's colour
+
+MEANINGS = {
+    "data": "taking prompts from the data set",
+    "rollout": "generating the completions",
+    "reward": "waiting for scores of the completions",
+    "old_logprob": "scoring the samples with the weights before the update",
+    "ref_logprob": "scoring the samples with the reference model",
+    "values": "estimating values with the critic",
+    "advantage": "turning rewards into advantages",
+    "update_critic": "updating the critic",
+    "update_actor": "training the model: forward, backward, optimiser",
+    "sync": "handing the new weights to the rollout engine",
+    "checkpoint": "saving, as far as training had to wait for it",
+    "eval": "measuring held-out accuracy",
+    "idle": "waiting for another stage or rank",
+    SETUP: "loading model and data",
+    UNACCOUNTED: "covered by no span of the ledger",
+}
+
+TRAINING_STAGES = ("update_actor", "update_critic")
+
+_ORDER = {name: index for index, name in enumerate((*STAGES, SETUP))}
+
+
+def colour_of(stage: str) -> Colour:
+    """The stage's colour; one grey for stages this version does not know."""
+    return STAGE_COLOURS.get(stage, _OTHER)
+
+
+def ordered(stages: set[str]) -> list[str]:
+    """Stages in the order in which a step runs them; unknown ones after, unaccounted last."""
+    last = len(_ORDER)
+    return sorted(stages, key=lambda name: (name == UNACCOUNTED, _ORDER.get(name, last), name))
+
+
+def dark_by_light() -> dict[str, str]:
+    """Maps every light colour the charts use to its dark version; the page swaps them."""
+    page = (_OTHER, INK, MUTED, GRID, SURFACE, ACCENT, SECOND, FAINT, REFERENCE, ON_STAGE, *STEP_SHADES)
+    return {colour.light: colour.dark for colour in (*STAGE_COLOURS.values(), *page)}
+
+
+def css_variables(dark: bool) -> str:
+    """The palette as CSS custom properties: `--stage-rollout: #...;` and so on."""
+    named = {f"stage-{name}": colour for name, colour in STAGE_COLOURS.items()}
+    named |= {"other": _OTHER, "ink": INK, "muted": MUTED, "grid": GRID, "surface": SURFACE, "accent": ACCENT}
+    return " ".join(f"--{name}: {c.dark if dark else c.light};" for name, c in named.items())

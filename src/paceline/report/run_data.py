@@ -1,0 +1,139 @@
+"""Everything a run's folder holds, read once. Missing or damaged files become notes, not failures.
+
+A report is wanted most of a run that went wrong, so only a folder that is no run at all is an error.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from paceline.config.yaml_scalars import RecipeLoader
+from paceline.telemetry.metrics import MetricHistory, read_metric_history
+from paceline.telemetry.records import RankLedger, SectionRecord, read_ledger
+
+
+@dataclass(frozen=True, slots=True)
+class SampleFile:
+    """The rows of one samples/step{n}.jsonl."""
+
+    step: int
+    rows: tuple[Mapping[str, Any], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class RunData:
+    """A run's records. `notes` are sentences about what was missing or unreadable.
+
+    `config`, `environment` and `summary` are plain mappings: a run written by another version still has a report.
+    """
+
+    run_dir: Path
+    config: Mapping[str, Any]
+    environment: Mapping[str, Any]
+    summary: Mapping[str, Any]
+    ledgers: tuple[RankLedger, ...]
+    history: MetricHistory
+    samples: tuple[SampleFile, ...]
+    notes: tuple[str, ...] = field(default=())
+
+    def setting(self, name: str) -> Any:
+        """A setting by its dotted name; None when config.yaml lacks it."""
+        section, _, key = name.partition(".")
+        content = self.config.get(section)
+        return content.get(key) if isinstance(content, Mapping) else None
+
+    @property
+    def main_ledger(self) -> RankLedger | None:
+        """The ledger that charts are drawn from: the lowest rank's."""
+        return self.ledgers[0] if self.ledgers else None
+
+    @property
+    def steps(self) -> list[SectionRecord]:
+        """The main ledger's steps; one done again after a resume counts once, as it was done last."""
+        return self.main_ledger.steps() if self.main_ledger else []
+
+    def series(self, metric: str) -> list[tuple[int, float]]:
+        """(step, value) wherever the metric was recorded; values may be nan or infinite."""
+        return [
+            (record.step, record.metrics[metric])
+            for record in self.history.records
+            if metric in record.metrics
+        ]
+
+
+def load_run(run_dir: Path) -> RunData:
+    """Reads a run's folder.
+
+    Raises:
+        FileNotFoundError: there is no such folder, or it holds neither a config nor a record of a run.
+        ValueError: a record is of a version this paceline does not read.
+    """
+    run_dir = Path(run_dir)
+    _check_is_run(run_dir)
+    notes: list[str] = []
+    return RunData(
+        run_dir=run_dir,
+        config=_read_config(run_dir / "config.yaml", notes),
+        environment=_read_json(run_dir / "env.json", notes),
+        summary=_read_json(run_dir / "summary.json", notes),
+        ledgers=read_ledger(run_dir),
+        history=read_metric_history(run_dir),
+        samples=_first_and_last_samples(run_dir / "samples", notes),
+        notes=tuple(notes),
+    )
+
+
+def _check_is_run(run_dir: Path) -> None:
+    if not run_dir.is_dir():
+        raise FileNotFoundError(f"{run_dir}: there is no such folder")
+    if not any((run_dir / name).exists() for name in ("config.yaml", "metrics.jsonl", "ledger")):
+        raise FileNotFoundError(
+            f"{run_dir}: not a run's folder; it holds none of config.yaml, metrics.jsonl, ledger/"
+        )
+
+
+def _read_config(path: Path, notes: list[str]) -> Mapping[str, Any]:
+    if not path.exists():
+        notes.append("config.yaml is missing, so names and settings are unknown.")
+        return {}
+    content = yaml.load(path.read_text(encoding="utf-8"), Loader=RecipeLoader)
+    return content if isinstance(content, Mapping) else {}
+
+
+def _read_json(path: Path, notes: list[str]) -> Mapping[str, Any]:
+    if not path.exists():
+        notes.append(f"{path.name} is missing.")
+        return {}
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        notes.append(f"{path.name} is not readable ({error}).")
+        return {}
+    return content if isinstance(content, Mapping) else {}
+
+
+def _first_and_last_samples(folder: Path, notes: list[str]) -> tuple[SampleFile, ...]:
+    by_step = {
+        int(number): path
+        for path in folder.glob("step*.jsonl")
+        if (number := path.stem.removeprefix("step")).isdigit()
+    }
+    wanted = dict.fromkeys((min(by_step), max(by_step))) if by_step else {}
+    files = (_read_samples(step, by_step[step], notes) for step in wanted)
+    return tuple(file for file in files if file.rows)
+
+
+def _read_samples(step: int, path: Path, notes: list[str]) -> SampleFile:
+    rows, num_torn = [], 0
+    for line in path.read_text(encoding="utf-8").splitlines():
+        try:
+            rows.append(json.loads(line))
+        except ValueError:
+            num_torn += 1
+    if num_torn:
+        notes.append(f"samples/{path.name}: {num_torn} lines are not readable.")
+    return SampleFile(step, tuple(rows))

@@ -1,0 +1,107 @@
+"""A few samples as the page shows them: not hand-picked, prompts without their shared beginning."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from paceline.report import wording
+from paceline.report.run_data import SampleFile
+
+_NUM_PROMPTS = 4
+_NUM_WITHOUT_SCORE = 2
+_MIN_SHARED = 120
+_MAX_TEXT = 4000
+
+
+@dataclass(frozen=True, slots=True)
+class SampleView:
+    """One sample: texts as they are (the template escapes them)."""
+
+    prompt: str
+    completion: str
+    answer: str | None
+    reward: str
+    quality: str
+    note: str
+
+
+@dataclass(frozen=True, slots=True)
+class SampleStep:
+    """The shown samples of one step, of how many, and the step's mean reward."""
+
+    step: int
+    num_samples: int
+    mean_reward: str
+    samples: tuple[SampleView, ...]
+
+
+def shared_beginning(files: Sequence[SampleFile]) -> str:
+    """What all prompts begin with (instructions, worked examples), up to a line's end; "" when short or one prompt."""
+    prompts = {str(row.get("prompt", "")) for file in files for row in file.rows}
+    if len(prompts) < 2:
+        return ""
+    first, last = min(prompts), max(prompts)  # the two that differ earliest
+    same = next((i for i, (a, b) in enumerate(zip(first, last, strict=False)) if a != b), len(first))
+    prefix = first[: first.rfind("\n", 0, same) + 1]
+    return prefix if len(prefix) >= _MIN_SHARED else ""
+
+
+def sample_steps(files: Sequence[SampleFile], shared: str) -> list[SampleStep]:
+    """The first sample of the first few prompts of each file, and a few that got no score, if any did."""
+    return [_sample_step(file, shared) for file in files]
+
+
+def _sample_step(file: SampleFile, shared: str) -> SampleStep:
+    first_of_prompt: dict[Any, Mapping[str, Any]] = {}
+    for row in file.rows:
+        first_of_prompt.setdefault(row.get("prompt_id"), row)
+    shown = list(first_of_prompt.values())[:_NUM_PROMPTS]
+    unscored = [row for row in file.rows if row.get("outcome", "score") != "score" and row not in shown]
+    rewards = [value for row in file.rows if (value := _reward(row)) is not None]
+    return SampleStep(
+        step=file.step,
+        num_samples=len(file.rows),
+        mean_reward=wording.number(math.fsum(rewards) / len(rewards)) if rewards else wording.UNKNOWN,
+        samples=tuple(_view(row, shared) for row in [*shown, *unscored[:_NUM_WITHOUT_SCORE]]),
+    )
+
+
+def _reward(row: Mapping[str, Any]) -> float | None:
+    value = row.get("reward", row.get("score"))
+    is_number = isinstance(value, int | float) and math.isfinite(value)
+    return float(value) if is_number and value is not None else None
+
+
+def _view(row: Mapping[str, Any], shared: str) -> SampleView:
+    reward, outcome = _reward(row), row.get("outcome", "score")
+    notes = []
+    if outcome != "score":
+        notes.append(f"{outcome}: {row['message']}" if row.get("message") else str(outcome))
+    if row.get("finish_reason") not in (None, "stop"):
+        notes.append(
+            "cut at the token limit" if row["finish_reason"] == "length" else str(row["finish_reason"])
+        )
+    answer = row.get("answer")
+    return SampleView(
+        prompt=_shortened(str(row.get("prompt", "")).removeprefix(shared)),
+        completion=_shortened(str(row.get("completion", ""))),
+        answer=None if answer is None else str(answer),
+        reward="no score" if reward is None else wording.number(reward),
+        quality="none"
+        if reward is None
+        else "full"
+        if reward >= 1.0
+        else "zero"
+        if reward <= 0.0
+        else "part",
+        note=" · ".join(notes),
+    )
+
+
+def _shortened(text: str) -> str:
+    """Long texts lose their middle, and say how much of it."""
+    if len(text) <= _MAX_TEXT:
+        return text
+    half = _MAX_TEXT // 2
+    return f"{text[:half]}\n[... {len(text) - _MAX_TEXT:,} characters left out ...]\n{text[-half:]}"
