@@ -224,8 +224,8 @@ pool = RewardPool(RewardSpec("rewards_to_score:obey"), num_workers=2, timeout_s=
 pool.score([RewardJob("", "1")] * 8)
 for completion in sys.argv[1:]:
     pool.submit(RewardJob("", completion))
-print(*pool.worker_pids, flush=True)
 try:
+    print(*pool.worker_pids, flush=True)
     time.sleep(60)
 except KeyboardInterrupt:
     pool.close()
