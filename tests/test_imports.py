@@ -29,7 +29,7 @@ TABLE: dict[str, set[str]] = {
     "diagnosis": {"config"},
     "planner": {"config", "diagnosis"},
     "lab": {"config", "diagnosis", "planner"},
-    "report": {"config", "diagnosis", "planner", "lab"},
+    "report": {"config", "telemetry", "diagnosis", "planner", "lab"},
     "adapters": {"config", "telemetry"},
 }
 TABLE["schedules"] = set(TABLE) - {"report", "diagnosis", "planner", "lab", "adapters"}

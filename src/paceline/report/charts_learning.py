@@ -26,6 +26,7 @@ class _Small:
     title: str
     lines: tuple[tuple[str, str], ...]
     is_share: bool = False
+    from_zero: bool = False
     unit: str = ""
 
 
@@ -36,7 +37,13 @@ _SMALL = (
         (("response_length/mean", "mean"), ("response_length/max", "longest")),
         unit="tokens",
     ),
-    _Small("truncated", "Truncated responses", (("truncated_fraction", "truncated"),), is_share=True),
+    _Small(
+        "truncated",
+        "Truncated responses",
+        (("truncated_fraction", "truncated"),),
+        is_share=True,
+        from_zero=True,
+    ),
     _Small("entropy", "Entropy per token", (("entropy", "entropy"),), unit="nats"),
     _Small(
         "kl",
@@ -45,7 +52,7 @@ _SMALL = (
         unit="nats",
     ),
     _Small("ratio", "Importance ratio", (("ratio/mean", "mean"), ("ratio/max", "largest"))),
-    _Small("clip", "Clipped share", (("clip_fraction", "clipped"),), is_share=True),
+    _Small("clip", "Clipped share", (("clip_fraction", "clipped"),), is_share=True, from_zero=True),
     _Small("grad", "Gradient norm", (("grad_norm", "before clipping"),)),
     _Small(
         "effective",
@@ -119,7 +126,7 @@ def accuracy_chart(run: RunData, figures: Mapping[str, Any]) -> Chart | None:
             1.6,
             share=True,
         )
-        line.line.dash = "dash"
+        line.line.dash, line.mode = "dash", "lines"
         figure.add_trace(line)
     figure.add_trace(_held_out(held_out, figures["num_eval_prompts"]))
     figure.update_xaxes(title_text="step")
@@ -188,6 +195,8 @@ def _small_chart(spec: _Small, found: Sequence[tuple[str, str, list[tuple[int, f
         figure.add_trace(_line(label, series, colour, 1.8, share=spec.is_share))
     if spec.is_share:
         figure.update_yaxes(tickformat=".0%")
+    if spec.from_zero:
+        figure.update_yaxes(rangemode="tozero")
     if spec.unit:
         figure.update_yaxes(title_text=spec.unit)
     caption = METRICS[found[0][0]].description

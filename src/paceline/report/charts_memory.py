@@ -85,7 +85,12 @@ def memory_over_steps(steps: Sequence[SectionRecord]) -> Chart | None:
     figure.update_xaxes(title_text="step")
     figure.update_yaxes(title_text="GiB", rangemode="tozero")
     return Chart(
-        "memory-steps", "Memory over steps", "A line that keeps rising is a leak.", figure, 250, zooms=True
+        "memory-steps",
+        "Memory over steps",
+        "Largest value of any stage. A line that keeps rising may be a leak.",
+        figure,
+        250,
+        zooms=True,
     )
 
 

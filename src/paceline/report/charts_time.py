@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import plotly.graph_objects as go
 
 from paceline.report import wording
-from paceline.report.palette import SURFACE, UNACCOUNTED, colour_of, ordered
+from paceline.report.palette import UNACCOUNTED, colour_of, ordered
 from paceline.report.theme import Chart, new_figure
 from paceline.telemetry.records import SectionRecord
 
@@ -63,16 +63,12 @@ def _middle(group: Sequence[SectionRecord]) -> float:
 
 
 def _bars(name: str, positions: list[float], seconds: list[float], labels: list[str], size: int) -> go.Bar:
-    colour = colour_of(name).light
-    marker: dict[str, object] = {"color": colour, "line": {"width": 0}}
-    if name == UNACCOUNTED:
-        marker["pattern"] = {"shape": "/", "size": 5, "solidity": 0.4, "fgcolor": SURFACE.light}
     return go.Bar(
         name=name,
         x=positions,
         y=seconds,
         width=0.86 * size,
-        marker=marker,
+        marker={"color": colour_of(name).light, "line": {"width": 0}},
         customdata=[[label, wording.seconds(value)] for label, value in zip(labels, seconds, strict=True)],
         hovertemplate="%{customdata[1]}",
     )

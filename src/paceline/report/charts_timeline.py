@@ -28,7 +28,9 @@ def step_timeline(ledger: RankLedger) -> Chart | None:
     spans = [span for span in process.spans if span.step == section.step and span.start_s >= section.start_s]
     resolution = section.wall_s * _RESOLUTION
     bars = [*merged(spans, resolution), *gaps(section, spans, resolution / 4)]
-    figure = new_figure(barmode="overlay", bargap=0.1, uniformtext={"minsize": 10, "mode": "hide"})
+    figure = new_figure(
+        barmode="overlay", bargap=0.1, uniformtext={"minsize": 10, "mode": "hide"}, margin={"l": 10}
+    )
     by_stage: dict[str, list[TimelineBar]] = defaultdict(list)
     for bar in bars:
         by_stage[bar.stage].append(bar)
@@ -63,12 +65,6 @@ def _step_caption(section: SectionRecord, num_spans: int, num_bars: int) -> str:
 
 
 def _span_bars(stage: str, bars: Sequence[TimelineBar], origin_s: float) -> go.Bar:
-    marker: dict[str, object] = {
-        "color": colour_of(stage).light,
-        "line": {"width": 0.6, "color": SURFACE.light},
-    }
-    if stage == UNACCOUNTED:
-        marker["pattern"] = {"shape": "/", "size": 5, "solidity": 0.4, "fgcolor": SURFACE.light}
     return go.Bar(
         name=stage,
         orientation="h",
@@ -80,7 +76,7 @@ def _span_bars(stage: str, bars: Sequence[TimelineBar], origin_s: float) -> go.B
         insidetextanchor="start",
         textangle=0,
         textfont={"color": ON_STAGE.light, "size": 11},
-        marker=marker,
+        marker={"color": colour_of(stage).light, "line": {"width": 0.6, "color": SURFACE.light}},
         customdata=[[_hover(bar)] for bar in bars],
         hovertemplate="%{customdata[0]}<extra></extra>",
     )
@@ -129,7 +125,10 @@ def run_timeline(ledger: RankLedger) -> Chart | None:
     figure.update_xaxes(title_text=f"{unit} since the start", range=[0, total_s / scale], showgrid=True)
     caption = "All that the ledger recorded, in and outside steps."
     if len(processes) > 1:
-        caption += f" The run was resumed {len(processes) - 1} times; pauses between processes are left out."
+        num_resumed = len(processes) - 1
+        often = "once" if num_resumed == 1 else f"{num_resumed:,} times"
+        caption += f" The run was resumed {often}; pauses between processes are left out."
+        figure.update_layout(margin={"t": 22})
     return Chart(
         "run-timeline", "The whole run", caption, figure, height=84 + 27 * max(2, len(shown)), zooms=True
     )

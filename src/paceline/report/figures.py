@@ -144,7 +144,7 @@ def accuracy(run: RunData) -> dict[str, Any]:
     before, after = _proportion(before), _proportion(after)
     change = None
     if before is not None and after is not None and num_prompts:
-        change = difference_interval(before, after, num_prompts)
+        change = difference_interval(before, num_prompts, after, num_prompts)
     return {
         "accuracy_before": before,
         "accuracy_after": after,

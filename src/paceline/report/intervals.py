@@ -20,13 +20,13 @@ def wilson_interval(share: float, num_trials: int) -> tuple[float, float]:
     return max(0.0, centre - half), min(1.0, centre + half)
 
 
-def difference_interval(before: float, after: float, num_trials: int) -> tuple[float, float]:
-    """Interval of `after - before`, both shares of `num_trials` (Newcombe 1998, method 10: Wilson bounds combined).
+def difference_interval(before: float, num_before: int, after: float, num_after: int) -> tuple[float, float]:
+    """Interval of `after - before`, two shares of that many trials (Newcombe 1998, method 10: Wilson bounds combined).
 
     The two are treated as independent; the same prompts were asked both times, so the true interval is narrower.
     """
-    low_before, high_before = wilson_interval(before, num_trials)
-    low_after, high_after = wilson_interval(after, num_trials)
+    low_before, high_before = wilson_interval(before, num_before)
+    low_after, high_after = wilson_interval(after, num_after)
     change = after - before
     return (
         change - math.hypot(after - low_after, high_before - before),

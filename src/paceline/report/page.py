@@ -62,6 +62,7 @@ class Page:
     constants: list[Constant]
     memory_charts: list[Chart]
     counters: list[CounterView]
+    has_metrics: bool
     notes: tuple[str, ...]
     shared_prompt: str
     sample_steps: list[SampleStep]
@@ -100,6 +101,7 @@ def build_page(run: RunData) -> Page:
         constants=constants,
         memory_charts=_memory_charts(run),
         counters=counter_views(counters(run)),
+        has_metrics=bool(run.history.records),
         notes=run.notes,
         shared_prompt=shared,
         sample_steps=sample_steps(run.samples, shared),

@@ -25,12 +25,12 @@ STAGE_COLOURS: dict[str, Colour] = {
     "reward": Colour("#df8f2f", "#edae5f"),
     "old_logprob": Colour("#7e5bbf", "#a58ae0"),
     "ref_logprob": Colour("#ae8ddb", "#c8b2ea"),
-    "values": Colour("#b3478f", "#d97fbb"),
+    "values": Colour("#df93bf", "#f0b3d4"),
     "advantage": Colour("#b09a34", "#d2be60"),
     "update_critic": Colour("#5e8c3a", "#8aba64"),
     "sync": Colour("#2596bd", "#5ac0e0"),
     "checkpoint": Colour("#8a6b56", "#b6957f"),
-    "eval": Colour("#de7488", "#f09cac"),
+    "eval": Colour("#a8447f", "#cf74ab"),
     "data": Colour("#66768d", "#94a4bb"),
     "idle": Colour("#c1c9d4", "#4a5565"),
     SETUP: Colour("#97a3b4", "#6d7b90"),
@@ -45,7 +45,7 @@ GRID = Colour("#e5e9ef", "#2b323d")
 SURFACE = Colour("#ffffff", "#171b22")
 ACCENT = Colour("#3d6fd2", "#6f9cf3")  # a digit off the rollout's blue, so that each can be mapped by itself
 SECOND = Colour("#e0902f", "#edae60")
-FAINT = Colour("#d7e1f5", "#2a3a5a")
+FAINT = Colour("#b4c6ea", "#3d5486")
 REFERENCE = Colour("#8d97a5", "#7f8b9c")
 STEP_SHADES = (Colour("#8fabe3", "#41639f"), Colour("#b9cbf0", "#2f4a7c"))
 ON_STAGE = Colour("#fffffe", "#11151b")  # text on a stage's colour

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from paceline.report import wording
 from paceline.report.counters import Counter
-from paceline.report.palette import MEANINGS, STAGE_COLOURS, UNACCOUNTED
+from paceline.report.palette import MEANINGS, STAGE_COLOURS
 from paceline.report.stage_totals import RankRow, StageRow
 
 _MAX_RANKS = 64
@@ -18,7 +18,6 @@ class StageView:
     name: str
     meaning: str
     colour: str
-    css: str
     width: float
     seconds: str
     share: str
@@ -62,7 +61,6 @@ def stage_views(rows: Sequence[StageRow]) -> list[StageView]:
             name=row.stage,
             meaning=MEANINGS.get(row.stage, ""),
             colour=f"var(--stage-{row.stage})" if row.stage in STAGE_COLOURS else "var(--other)",
-            css="hatched" if row.stage == UNACCOUNTED else "",
             width=row.share * 100,
             seconds=wording.seconds(row.seconds),
             share=wording.share(row.share),

@@ -49,7 +49,7 @@ TEMPLATE = go.layout.Template(
         "colorway": [ACCENT.light, SECOND.light],
         "margin": {"l": 44, "r": 10, "t": 8, "b": 34},
         "xaxis": _axis() | {"showgrid": False, "ticks": "outside", "ticklen": 4},
-        "yaxis": _axis() | {"zeroline": False},
+        "yaxis": _axis() | {"zeroline": False, "ticklabelstandoff": 3},
         "hoverlabel": {
             "bgcolor": SURFACE.light,
             "bordercolor": GRID.light,

@@ -28,7 +28,7 @@ def median_step(ledger: RankLedger) -> tuple[SectionRecord, LedgerProcess] | Non
     steps = sorted(ledger.steps(), key=lambda step: step.wall_s)
     if not steps:
         return None
-    chosen = steps[(len(steps) - 1) // 2]
+    chosen = steps[len(steps) // 2]
     # the last process that has the step is the one whose section counts
     for process in reversed(ledger.processes):
         if any(section is chosen for section in process.sections):

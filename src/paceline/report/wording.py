@@ -18,8 +18,7 @@ def number(value: float | None, digits: int = 3) -> str:
     decimals = max(0, digits - 1 - math.floor(math.log10(abs(value))))
     if decimals > 6:
         return f"{value:.{digits - 1}e}"
-    text = f"{value:,.{decimals}f}"
-    return text.rstrip("0").rstrip(".") if "." in text and decimals > 2 else text
+    return f"{value:,.{decimals}f}"
 
 
 def seconds(value: float | None) -> str:
@@ -51,7 +50,7 @@ def share(value: float | None, decimals: int = 1) -> str:
         return f"<{_NARROW}{10**-decimals:.{decimals}f}{_NARROW}%"
     if 100 - percent > 0 and float(text) == 100:
         return (
-            f"{math.floor(percent * 100) / 100:.2f}{_NARROW}%"
+            f"{math.floor(percent * 100 + 1e-6) / 100:.2f}{_NARROW}%"
             if percent < 99.99
             else f">{_NARROW}99.99{_NARROW}%"
         )

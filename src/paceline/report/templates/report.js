@@ -3,19 +3,18 @@
   const source = document.getElementById("chart-data").textContent;
   const darkByLight = JSON.parse(document.getElementById("dark-colours").textContent);
   const dark = window.matchMedia("(prefers-color-scheme: dark)");
-  const PRINTED_WIDTH = 690;
-  const HALF_WIDTH = 335;
+  const PRINTED_WIDTH = 676;
+  const HALF_WIDTH = 312;
 
   const charts = (isDark) =>
     JSON.parse(isDark ? source.replace(/#[0-9a-f]{6}/g, (hex) => darkByLight[hex] || hex) : source);
 
-  const config = (zooms) => ({
+  const config = {
     responsive: true,
     displaylogo: false,
-    displayModeBar: zooms ? "hover" : false,
-    modeBarButtonsToRemove: ["select2d", "lasso2d", "autoScale2d"],
+    displayModeBar: false,
     doubleClick: "reset",
-  });
+  };
 
   const draw = (isDark, widthOf) => {
     for (const chart of charts(isDark)) {
@@ -28,14 +27,13 @@
         layout.xaxis = { ...layout.xaxis, fixedrange: true };
         layout.yaxis = { ...layout.yaxis, fixedrange: true };
       }
-      Plotly.react(place, chart.figure.data, layout, config(chart.zooms));
+      Plotly.react(place, chart.figure.data, layout, config);
     }
   };
 
   draw(dark.matches);
   dark.addEventListener("change", () => draw(dark.matches));
   window.addEventListener("beforeprint", () => {
-    for (const folded of document.querySelectorAll("details")) folded.dataset.open = folded.open;
     draw(false, (place) => (place.closest(".pair, .grid") ? HALF_WIDTH : PRINTED_WIDTH));
   });
   window.addEventListener("afterprint", () => draw(dark.matches));

@@ -1,0 +1,52 @@
+"""Numbers are shortened without claiming more than is true."""
+
+import math
+
+import pytest
+
+from paceline.report import wording
+
+
+def plain(text):
+    return text.replace("\u202f", " ")
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (0.0, "0.0 %"),
+        (0.0002, "< 0.1 %"),
+        (0.4637, "46.4 %"),
+        (0.9996, "99.96 %"),
+        (0.999999, "> 99.99 %"),
+        (1.0, "100 %"),
+        (1.9, "190.0 %"),
+        (None, "–"),
+        (math.nan, "–"),
+    ],
+)
+def test_a_share_is_all_or_nothing_only_when_it_is(value, text):
+    assert plain(wording.share(value)) == text
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (3.8e-5, "38 µs"),
+        (0.412, "412 ms"),
+        (6.214, "6.21 s"),
+        (252, "4 min 12 s"),
+        (7500, "2 h 05 min"),
+        (0, "0 s"),
+        (None, "–"),
+    ],
+)
+def test_durations_carry_the_unit_people_would_use(value, text):
+    assert plain(wording.seconds(value)) == text
+
+
+def test_counts_and_bytes_get_prefixes():
+    assert plain(wording.quantity(1234)) == "1,234"
+    assert plain(wording.quantity(4.1e12, "FLOP")) == "4.10 TFLOP"
+    assert plain(wording.memory(1.5 * 2**30)) == "1.50 GiB"
+    assert plain(wording.number(1e-8)) == "1.00e-08"
