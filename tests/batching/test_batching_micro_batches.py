@@ -81,11 +81,21 @@ def test_the_count_is_never_above_best_fit_nor_below_the_bound(lengths, budget):
     assert count <= len(best_fit(order, lengths, budget))
 
 
+def test_best_fit_takes_the_fullest_bin_that_has_room():
+    assert best_fit(range(5), [7, 6, 3, 3, 1], 10) == [[0, 2], [1, 3, 4]]
+    assert best_fit(range(4), [6, 8, 2, 4], 10) == [[0, 3], [1, 2]]
+
+
 def test_the_search_finds_a_packing_that_best_fit_misses():
     # larger bins can mislead decreasing fits: these need 3 bins of 60, and best fit takes 4 of 61
     sizes = [44, 24, 24, 22, 21, 17, 8, 8, 6, 6]
     order = sorted(range(len(sizes)), key=lambda index: -sizes[index])
     assert len(best_fit(order, sizes, 61)) == 4 > len(fewest_bins(order, sizes, 61)) == 3
+
+
+def test_the_search_finds_packings_that_leave_no_room_at_all():
+    sizes = [5, 4, 4, 3, 2, 2]  # 5 + 3 + 2 and 4 + 4 + 2; best fit begins with 5 + 4
+    assert len(best_fit(range(6), sizes, 10)) == 3 > len(fewest_bins(range(6), sizes, 10)) == 2
 
 
 def test_the_same_number_of_micro_batches_is_evened_out_by_cost_and_the_costliest_comes_first():

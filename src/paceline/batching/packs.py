@@ -73,10 +73,7 @@ def plan_packed_rows(
             costs.append(own + sum(model.cost(length, len(prompt)) for length in chosen))
     # header + size is the length of a part alone in its row, so what exceeds this room exceeds the budget too
     plan = plan_micro_batches(sizes, max(1, budget - header), overlong="own_micro_batch", item_costs=costs)
-    rows = tuple(
-        _united([parts[index] for index in row]) if share_prefixes else tuple(parts[index] for index in row)
-        for row in plan.micro_batches
-    )
+    rows = tuple(tuple(parts[index] for index in row) for row in plan.micro_batches)
     return PackedRows(
         rows,
         num_laid_out=sum(laid_out_tokens(row, prompts, response_lengths, share_prefixes) for row in rows),
@@ -121,7 +118,8 @@ def _check(prompts: Sequence[Sequence[int]], response_lengths: Sequence[Sequence
 def _cut_group(lengths: Sequence[int], room: int, share: bool) -> list[tuple[int, ...]]:
     """Responses of one group that can share a row which has `room` tokens left beside the prompt.
 
-    Full parts and one remainder, rather than even ones: the remainder leaves room for other groups in its row.
+    Full parts and one remainder, rather than even ones: the remainder leaves room for other groups in its row. No two
+    parts of best fit would fit one row together, so a row never lays a prompt out twice.
     """
     if not share:
         return [(index,) for index in range(len(lengths))]
@@ -131,11 +129,3 @@ def _cut_group(lengths: Sequence[int], room: int, share: bool) -> list[tuple[int
     alone = [(index,) for index in order if lengths[index] > room]
     bins = best_fit(order[len(alone) :], lengths, max(1, room))
     return [*alone, *(tuple(sorted(members)) for members in bins)]
-
-
-def _united(row: Sequence[GroupPart]) -> tuple[GroupPart, ...]:
-    """Parts of one group that met in a row, with one copy of their prompt."""
-    responses: dict[int, tuple[int, ...]] = {}
-    for part in row:
-        responses[part.group] = tuple(sorted((*responses.get(part.group, ()), *part.responses)))
-    return tuple(GroupPart(group, members) for group, members in responses.items())

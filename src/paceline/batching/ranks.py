@@ -1,6 +1,5 @@
 """Samples (or groups of them) over data-parallel ranks, so that no rank has much more to compute than another."""
 
-import heapq
 import math
 from collections.abc import Sequence
 
@@ -43,15 +42,10 @@ def balance_ranks(
     model = cost or CostModel()
     costs = [model.cost(length) for length in lengths]
     order = sorted(range(len(lengths)), key=lambda index: (-costs[index], index))
-    if equal_counts:
-        starts = [_deal(order, costs, num_ranks)]
-    else:
-        greedy = lightest_first(order, costs, num_ranks)
-        assert greedy is not None  # without a capacity everything fits
-        starts = [greedy, _largest_differencing(order, costs, num_ranks)]
-    found = [rebalance(parts, costs, only_swaps=equal_counts) for parts in starts]
-    best = min(found, key=lambda parts: heaviest(parts, costs))
-    return tuple(tuple(sorted(part)) for part in best)
+    parts = _deal(order, costs, num_ranks) if equal_counts else lightest_first(order, costs, num_ranks)
+    assert parts is not None  # without a capacity everything fits
+    found = rebalance(parts, costs, only_swaps=equal_counts)
+    return tuple(tuple(sorted(part)) for part in found)
 
 
 def heaviest(parts: Sequence[Sequence[int]], costs: Sequence[float]) -> float:
@@ -69,19 +63,3 @@ def _deal(order: Sequence[int], costs: Sequence[float], num_ranks: int) -> list[
             parts[rank].append(index)
             spent[rank] += costs[index]
     return parts
-
-
-def _largest_differencing(order: Sequence[int], costs: Sequence[float], num_ranks: int) -> list[list[int]]:
-    """Karmarkar and Karp 1982: unite the two most uneven partial partitions, heaviest part with lightest."""
-    heap: list[tuple[float, int, list[tuple[float, list[int]]]]] = []
-    for number, index in enumerate(order):
-        parts = [(costs[index], [index]), *((0.0, list[int]()) for _ in range(num_ranks - 1))]
-        heapq.heappush(heap, (-costs[index], number, parts))
-    number = len(order)
-    while len(heap) > 1:
-        (_, _, first), (_, _, second) = heapq.heappop(heap), heapq.heappop(heap)
-        united = [(a + b, x + y) for (a, x), (b, y) in zip(first, reversed(second), strict=True)]
-        united.sort(key=lambda part: -part[0])
-        heapq.heappush(heap, (united[-1][0] - united[0][0], number, united))
-        number += 1
-    return [part for _, part in heap[0][2]] if heap else [[] for _ in range(num_ranks)]

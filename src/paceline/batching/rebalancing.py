@@ -55,8 +55,8 @@ def rebalance(
 ) -> list[list[int]]:
     """Lowers the cost of the heaviest part until no single move or swap does or the parts are even, within `capacity`.
 
-    `only_swaps` keeps the number of items of every part. No part is emptied. Item indices and the number of parts
-    stay; deterministic.
+    `only_swaps` keeps the number of items of every part. No part is emptied: moving an only item evens nothing out.
+    Deterministic.
     """
     found = [list(part) for part in parts]
     spent = [math.fsum(costs[index] for index in part) for part in found]
@@ -113,7 +113,7 @@ def _best_exchange(
     best: tuple[int, int | None] | None = None
     best_distance = gap / 2 * (1 - 1e-9)  # progress below rounding is none, and could go on for ever
     takings: list[int | None] = list(light)
-    if not only_swaps and len(heavy) > 1:
+    if not only_swaps:
         takings.insert(0, None)
     for given in heavy:
         for taken in takings:
