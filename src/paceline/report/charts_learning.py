@@ -11,7 +11,7 @@ from paceline.report import wording
 from paceline.report.intervals import wilson_interval
 from paceline.report.palette import ACCENT, FAINT, REFERENCE, SECOND
 from paceline.report.run_data import RunData
-from paceline.report.theme import Chart, new_figure
+from paceline.report.theme import Chart, new_figure, number_steps
 from paceline.telemetry.metrics import METRICS
 
 _SMOOTHED_FROM = 12
@@ -54,12 +54,7 @@ _SMALL = (
     _Small("ratio", "Importance ratio", (("ratio/mean", "mean"), ("ratio/max", "largest"))),
     _Small("clip", "Clipped share", (("clip_fraction", "clipped"),), is_share=True, from_zero=True),
     _Small("grad", "Gradient norm", (("grad_norm", "before clipping"),)),
-    _Small(
-        "effective",
-        "Tokens used per slot computed",
-        (("tokens/effective_share", "effective share"),),
-        is_share=True,
-    ),
+    _Small("effective", "Sample tokens per slot computed", (("tokens/effective_share", "effective share"),)),
     _Small(
         "logprob-difference",
         "Trainer against rollout, log-prob",
@@ -97,7 +92,7 @@ def reward_chart(run: RunData) -> Chart | None:
         figure.add_trace(_line(f"mean of {window} steps", running_mean(series, window), ACCENT.light, 2.4))
     else:
         figure.add_trace(_line("reward", series, ACCENT.light, 2.2))
-    figure.update_xaxes(title_text="step")
+    number_steps(figure, series[0][0], series[-1][0])
     caption = (
         "Mean reward of the samples of each step. Samples without a verdict are in neither sum nor count."
     )
@@ -113,23 +108,15 @@ def accuracy_chart(run: RunData, figures: Mapping[str, Any]) -> Chart | None:
     figure = new_figure(hovermode="x unified", showlegend=True)
     if any(math.isfinite(value) for _, value in training):
         figure.add_trace(_line("training samples", training, FAINT.light, 1.4, share=True))
+    steps = [step for step, _ in (*training, *held_out)]
     constant = figures["accuracy_constant"]
     if constant is not None:
-        span = [
-            min(held_out[0][0], *(s for s, _ in training or held_out)),
-            max(s for s, _ in [*training, *held_out]),
-        ]
-        line = _line(
-            "best constant answer",
-            [(span[0], constant), (span[1], constant)],
-            REFERENCE.light,
-            1.6,
-            share=True,
-        )
+        level = [(min(steps), constant), (max(steps), constant)]
+        line = _line("best constant answer", level, REFERENCE.light, 1.6, share=True)
         line.line.dash, line.mode = "dash", "lines"
         figure.add_trace(line)
     figure.add_trace(_held_out(held_out, figures["num_eval_prompts"]))
-    figure.update_xaxes(title_text="step")
+    number_steps(figure, min(steps), max(steps))
     figure.update_yaxes(tickformat=".0%", rangemode="tozero")
     caption = "The same held-out prompts each time; bars are 95 % intervals."
     return Chart("accuracy", "Accuracy", caption, figure, height=270, zooms=True)
@@ -199,6 +186,8 @@ def _small_chart(spec: _Small, found: Sequence[tuple[str, str, list[tuple[int, f
         figure.update_yaxes(rangemode="tozero")
     if spec.unit:
         figure.update_yaxes(title_text=spec.unit)
+    numbers = [step for _, _, series in found for step, _ in series]
+    number_steps(figure, min(numbers), max(numbers), title="")
     caption = METRICS[found[0][0]].description
     return Chart(f"metric-{spec.key}", spec.title, caption, figure, height=190)
 

@@ -7,7 +7,7 @@ import plotly.graph_objects as go
 from paceline.report import wording
 from paceline.report.palette import ACCENT, REFERENCE, SECOND, ordered
 from paceline.report.stage_totals import StageTotal
-from paceline.report.theme import Chart, new_figure
+from paceline.report.theme import Chart, new_figure, number_steps
 from paceline.telemetry.records import SectionRecord, StageRecord
 
 _GIB = 2**30
@@ -62,7 +62,7 @@ def _stage_bars(label: str, names: list[str], values: list[int], colour: str) ->
     )
 
 
-def memory_over_steps(steps: Sequence[SectionRecord]) -> Chart | None:
+def memory_over_steps(steps: Sequence[SectionRecord], height: int) -> Chart | None:
     """Largest memory of any stage in every step, in GiB; None where no memory was sampled."""
     figure = new_figure(showlegend=True, hovermode="x unified")
     numbers = [step.step for step in steps]
@@ -82,16 +82,10 @@ def memory_over_steps(steps: Sequence[SectionRecord]) -> Chart | None:
             )
     if not figure.data:
         return None
-    figure.update_xaxes(title_text="step")
+    number_steps(figure, numbers[0] or 0, numbers[-1] or 0)
     figure.update_yaxes(title_text="GiB", rangemode="tozero")
-    return Chart(
-        "memory-steps",
-        "Memory over steps",
-        "Largest value of any stage. A line that keeps rising may be a leak.",
-        figure,
-        250,
-        zooms=True,
-    )
+    caption = "Largest value of any stage. A line that keeps rising may be a leak."
+    return Chart("memory-steps", "Memory over steps", caption, figure, height, zooms=True)
 
 
 def _of(stage: StageRecord, kind: str) -> int:

@@ -6,7 +6,7 @@ import plotly.graph_objects as go
 
 from paceline.report import wording
 from paceline.report.palette import UNACCOUNTED, colour_of, ordered
-from paceline.report.theme import Chart, new_figure
+from paceline.report.theme import Chart, new_figure, number_steps
 from paceline.telemetry.records import SectionRecord
 
 _MAX_BARS = 160
@@ -27,7 +27,7 @@ def breakdown_chart(steps: Sequence[SectionRecord]) -> Chart | None:
         seconds = [sum(stage_seconds(step, name) for step in group) / len(group) for group in bins]
         if any(seconds):
             figure.add_trace(_bars(name, positions, seconds, labels, size))
-    figure.update_xaxes(title_text="step", title_standoff=2)
+    number_steps(figure, positions[0], positions[-1])
     figure.update_yaxes(title_text="seconds", rangemode="tozero")
     if len(bins) == 1:
         figure.update_xaxes(tickvals=positions, range=[positions[0] - 4, positions[0] + 4])

@@ -84,7 +84,7 @@ def _non_finite(run: RunData) -> list[Counter]:
         Counter(
             f"not finite: {name}",
             len(steps),
-            f"steps {_listed(steps[:_SHOWN_STEPS])}{' ...' if len(steps) > _SHOWN_STEPS else ''}",
+            f"step{'s' if len(steps) > 1 else ''} {_listed(steps[:_SHOWN_STEPS])}{' ...' if len(steps) > _SHOWN_STEPS else ''}",
             "Values that were nan or infinite; charts have a gap there.",
             is_fault=True,
         )

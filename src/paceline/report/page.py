@@ -126,7 +126,8 @@ def _memory_charts(run: RunData) -> list[Chart]:
     if ledger is None:
         return []
     sections = [section for process in ledger.processes for section in process.sections]
-    return _present(memory_by_stage(stage_totals(sections)), memory_over_steps(run.steps))
+    by_stage = memory_by_stage(stage_totals(sections))
+    return _present(by_stage, memory_over_steps(run.steps, by_stage.height) if by_stage else None)
 
 
 def _facts(run: RunData, figures: Mapping[str, Any]) -> list[Fact]:

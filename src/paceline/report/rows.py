@@ -64,7 +64,7 @@ def stage_views(rows: Sequence[StageRow]) -> list[StageView]:
             width=row.share * 100,
             seconds=wording.seconds(row.seconds),
             share=wording.share(row.share),
-            tokens=wording.quantity(row.tokens) if row.tokens else "",
+            tokens=wording.count(row.tokens) if row.tokens else "",
             flops=wording.quantity(row.flops, "FLOP") if row.flops else "",
             tokens_per_s=wording.quantity(row.tokens_per_s) if row.tokens_per_s else "",
             tflops=wording.number(row.tflops) if row.tflops else "",
@@ -86,7 +86,7 @@ def rank_views(rows: Sequence[RankRow]) -> list[RankView]:
             update_actor=wording.seconds(row.update_actor_s),
             idle=wording.seconds(row.idle_s),
             unaccounted=wording.seconds(row.unaccounted_s),
-            tokens=wording.quantity(row.update_actor_tokens),
+            tokens=wording.count(row.update_actor_tokens),
         )
         for row in rows[:_MAX_RANKS]
     ]

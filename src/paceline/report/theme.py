@@ -72,6 +72,16 @@ TEMPLATE = go.layout.Template(
 )
 
 
+_FEW_STEPS = 10
+
+
+def number_steps(figure: go.Figure, first: float, last: float, title: str = "step") -> None:
+    """Labels the horizontal axis with steps; of a few, with every one, since there is no step 1.5."""
+    figure.update_xaxes(title_text=title, title_standoff=2)
+    if last - first < _FEW_STEPS:
+        figure.update_xaxes(dtick=1)
+
+
 def new_figure(**layout: Any) -> go.Figure:
     """An empty figure in the shared look; one with a legend leaves room for it above."""
     if layout.get("showlegend"):

@@ -74,6 +74,11 @@ def quantity(value: float | None, unit: str = "") -> str:
     return f"{number(value / scale)}{_NARROW if prefix or unit else ''}{prefix}{unit}"
 
 
+def count(value: float) -> str:
+    """A mean count: whole numbers up to a million, then with a prefix."""
+    return f"{value:,.0f}" if abs(value) < 1e6 else quantity(value)
+
+
 def memory(num_bytes: float | None) -> str:
     """Bytes in binary units."""
     if num_bytes is None or not math.isfinite(num_bytes):
