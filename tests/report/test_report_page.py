@@ -10,8 +10,11 @@ import pytest
 from report_runs import RunWriter
 
 from paceline.report import report_figures, write_report
+from paceline.report.charts_learning import SMALL_CHARTS
+from paceline.report.counters import FAULTS, LOSSES
 from paceline.report.palette import STAGE_COLOURS, dark_by_light
 from paceline.report.sentences import summary_sentences
+from paceline.telemetry.metrics import METRICS
 from paceline.types import STAGES
 
 ATTACK = "<script>alert('x')</script><img src=http://example.com/x.png>"
@@ -158,6 +161,11 @@ def test_charts_hold_the_values_of_the_records(run_dir, page):
     assert traces["unaccounted"]["y"] == pytest.approx([0.006] * 14)
     held_out = page.charts["accuracy"]["figure"]["data"][-1]
     assert held_out["x"] == [0, 14] and held_out["y"] == [23 / 128, 61 / 128]
+
+
+def test_every_metric_the_report_looks_for_is_declared():
+    drawn = {name for chart in SMALL_CHARTS for name, _ in chart.lines}
+    assert drawn | set(FAULTS) | set(LOSSES) <= set(METRICS)
 
 
 def test_what_was_lost_is_listed_and_what_was_not_is_not(page):

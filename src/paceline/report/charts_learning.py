@@ -30,7 +30,7 @@ class _Small:
     unit: str = ""
 
 
-_SMALL = (
+SMALL_CHARTS = (
     _Small(
         "length",
         "Response length",
@@ -52,7 +52,13 @@ _SMALL = (
         unit="nats",
     ),
     _Small("ratio", "Importance ratio", (("ratio/mean", "mean"), ("ratio/max", "largest"))),
-    _Small("clip", "Clipped share", (("clip_fraction", "clipped"),), is_share=True, from_zero=True),
+    _Small(
+        "clip",
+        "Clipped tokens",
+        (("clip_fraction", "ratio clipped"), ("kl/capped_fraction", "KL capped")),
+        is_share=True,
+        from_zero=True,
+    ),
     _Small("grad", "Gradient norm", (("grad_norm", "before clipping"),)),
     _Small("effective", "Sample tokens per slot computed", (("tokens/effective_share", "effective share"),)),
     _Small(
@@ -150,7 +156,7 @@ def _held_out(points: Sequence[tuple[int, float]], num_prompts: int | None) -> g
 def small_charts(run: RunData) -> tuple[list[Chart], list[Constant]]:
     """The small charts that have something to show, and the metrics that never changed."""
     charts, constants = [], []
-    for spec in _SMALL:
+    for spec in SMALL_CHARTS:
         found = [
             (name, label, series) for name, label in spec.lines if (series := _finite_somewhere(run, name))
         ]

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from paceline.report.run_data import RunData
 from paceline.telemetry.metrics import METRICS
 
-_FAULTS = (
+FAULTS = (
     "reward/errors",
     "reward/timeouts",
     "samples/without_verdict",
@@ -19,7 +19,7 @@ _FAULTS = (
 )
 """Something failed, or a step could not do what it was asked to."""
 
-_LOSSES = (
+LOSSES = (
     "samples/truncated",
     "samples/overlong",
     "samples/masked",
@@ -49,10 +49,10 @@ class Counter:
 def counters(run: RunData) -> list[Counter]:
     """All counts that are not zero, faults first."""
     found = [
-        *(_from_metric(run, name, is_fault=True) for name in _FAULTS),
+        *(_from_metric(run, name, is_fault=True) for name in FAULTS),
         *_non_finite(run),
         *_damage(run),
-        *(_from_metric(run, name, is_fault=False) for name in _LOSSES),
+        *(_from_metric(run, name, is_fault=False) for name in LOSSES),
     ]
     return [counter for counter in found if counter is not None]
 
@@ -73,6 +73,11 @@ def _listed(steps: list[int]) -> str:
     return ", ".join(str(step) for step in steps)
 
 
+def _steps_where(steps: list[int]) -> str:
+    rest = " ..." if len(steps) > _SHOWN_STEPS else ""
+    return f"step{'' if len(steps) == 1 else 's'} {_listed(steps[:_SHOWN_STEPS])}{rest}"
+
+
 def _non_finite(run: RunData) -> list[Counter]:
     """Metrics that were nan or infinite at some step."""
     steps_by_name: dict[str, list[int]] = {}
@@ -84,7 +89,7 @@ def _non_finite(run: RunData) -> list[Counter]:
         Counter(
             f"not finite: {name}",
             len(steps),
-            f"step{'s' if len(steps) > 1 else ''} {_listed(steps[:_SHOWN_STEPS])}{' ...' if len(steps) > _SHOWN_STEPS else ''}",
+            _steps_where(steps),
             "Values that were nan or infinite; charts have a gap there.",
             is_fault=True,
         )
