@@ -85,7 +85,7 @@ class MasterAdamW:
         self._fill_missing_gradients()
         limit = self._settings.grad_clip
         if limit and grad_norm > limit:
-            torch._foreach_mul_([m.grad for m in self._masters.values()], limit / (grad_norm + 1e-6))
+            torch._foreach_mul_(gradients, limit / (grad_norm + 1e-6))
         for group in self._adam.param_groups:
             group["lr"] = lr
         self._adam.step()

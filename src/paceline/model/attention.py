@@ -66,7 +66,7 @@ def _registered_attention(
     ignored = sorted(name for name, given in extra.items() if given is not None and name not in _HARMLESS)
     if ignored or attention_mask is not None or dropout:
         raise UnsupportedAttentionError(
-            f"{type(module).__name__} passes {ignored or 'a mask or dropout'} to its attention, which has no plan for it"
+            f"{type(module).__name__} passes {ignored or 'a mask or dropout'} to its attention; no plan covers it"
         )
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     layer = module.layer_idx

@@ -108,6 +108,15 @@ def load_tokenizer(settings: ModelSection) -> PreTrainedTokenizerBase:
     return tokenizer
 
 
+def model_context(settings: ModelSection) -> int:
+    """Longest sequence the model's own config states, in tokens, read without its weights.
+
+    Raises:
+        ConfigError: the path holds no model.
+    """
+    return int(_load_config(settings).get_text_config().max_position_embeddings)
+
+
 def load_model(settings: ModelSection, device: torch.device, seed: int = 0) -> CausalModel:
     """Loads weights (or builds random ones from the config) in the working dtype, attention plans plugged in.
 
@@ -117,9 +126,9 @@ def load_model(settings: ModelSection, device: torch.device, seed: int = 0) -> C
     """
     config = _load_config(settings)
     model_class = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
-    if model_class is None:
+    if not isinstance(model_class, type):
         raise UnsupportedModelError(
-            f"model.path = {settings.path!r}: model type {config.model_type!r} has no causal language model in transformers"
+            f"model.path = {settings.path!r}: {config.model_type} has no causal language model in transformers"
         )
     family = check_family(config, model_class)
     if family.refusal is not None:

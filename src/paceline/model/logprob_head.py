@@ -93,7 +93,7 @@ class _ChunkedHead(torch.autograd.Function):
         return logprob_R, entropy_R
 
     @staticmethod
-    def backward(  # type: ignore[override]
+    def backward(
         ctx: Any, grad_logprob_R: Tensor, grad_entropy_R: Tensor
     ) -> tuple[Tensor, Tensor | None, Tensor | None, None, None]:
         hidden_RE, weight_VE, bias_V, targets_R = ctx.saved_tensors

@@ -21,7 +21,8 @@ def varlen_supports(device: torch.device) -> bool:
 class VarlenPlan:
     """Causal attention of independent sequences in one kernel.
 
-    Layers that the kernel cannot serve (float32, a soft cap) go to `fallback`, which gives the same result.
+    Layers that the kernel cannot serve (float32, a soft cap, heads not a multiple of 8 wide) go to `fallback`, which
+    gives the same result.
     """
 
     def __init__(self, segments: Sequence[Segment], fallback: AttentionPlan, device: torch.device) -> None:
@@ -48,7 +49,9 @@ class VarlenPlan:
             scale=args.scaling,
             window_size=(-1 if args.window is None else args.window - 1, 0),
         )
+        assert isinstance(out_THD, Tensor)  # a tuple only when the log-sum-exp is asked for
         return out_THD.unsqueeze(0)
 
     def _kernel_applies(self, query_BHTD: Tensor, args: AttentionArgs) -> bool:
-        return query_BHTD.dtype in (torch.bfloat16, torch.float16) and args.softcap is None
+        half = query_BHTD.dtype in (torch.bfloat16, torch.float16)
+        return half and args.softcap is None and query_BHTD.shape[-1] % 8 == 0

@@ -17,7 +17,7 @@ from paceline.config.decisions import Decision, decide_old_logprob
 from paceline.data.loader import PromptLoader
 from paceline.data.tasks import Task, build_task
 from paceline.engine.trainer import TrainEngine
-from paceline.model.loading import CausalModel, load_model, load_tokenizer, resolve_device
+from paceline.model.loading import CausalModel, load_model, load_tokenizer, model_context, resolve_device
 from paceline.model.packing_probe import probe_packing
 from paceline.rewards.functions import resolve
 from paceline.rewards.pool import RewardPool
@@ -83,9 +83,10 @@ def open_run(config: Config, display: Display) -> Iterator[Run]:
         stack.callback(ledger.close)
         with ledger.span("setup", "task"):
             display.phase("reading the task")
-            check_context(config)
+            context = model_context(config.model)
+            check_context(config, context)
             tokenizer = load_tokenizer(config.model)
-            task = build_task(config, tokenizer)
+            task = build_task(config, tokenizer, context)
             resolve(task.reward)
         pool = stack.enter_context(
             RewardPool(
@@ -98,7 +99,6 @@ def open_run(config: Config, display: Display) -> Iterator[Run]:
         with ledger.span("setup", "model"):
             display.phase("loading the model")
             model = load_model(config.model, device, config.run.seed)
-            check_context(config, model.max_context)
             check_lengths(config, task.longest_prompt, model.max_context)
             probe = probe_packing(model) if config.model.verify_packing else None
             reference = (
