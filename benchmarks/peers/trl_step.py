@@ -13,7 +13,9 @@ import time
 from importlib.metadata import version
 from pathlib import Path
 
-os.environ.update(HF_HUB_OFFLINE="1", TRANSFORMERS_OFFLINE="1", WANDB_DISABLED="true", TOKENIZERS_PARALLELISM="false")
+os.environ.update(
+    HF_HUB_OFFLINE="1", TRANSFORMERS_OFFLINE="1", WANDB_DISABLED="true", TOKENIZERS_PARALLELISM="false"
+)
 
 import torch
 from datasets import Dataset
@@ -52,6 +54,23 @@ class Clock(TrainerCallback):
         self.seconds.append(time.perf_counter() - self._began)
 
 
+spent: dict[str, float] = {}
+
+
+def timed(owner: object, name: str, label: str) -> None:
+    """Adds the seconds of a method's calls to `spent[label]`; fails loudly where the pinned version differs."""
+    method = getattr(owner, name)
+
+    def measured(*args: object, **kwargs: object) -> object:
+        began = time.perf_counter()
+        try:
+            return method(*args, **kwargs)
+        finally:
+            spent[label] = spent.get(label, 0.0) + time.perf_counter() - began
+
+    setattr(owner, name, measured)
+
+
 clock = Clock()
 micro_batch = workload["trl_micro_batch"]
 trainer = GRPOTrainer(
@@ -81,6 +100,9 @@ trainer = GRPOTrainer(
     processing_class=tokenizer,
     callbacks=[clock],
 )
+timed(trainer, "_generate", "generation")
+timed(trainer, "_compute_loss", "forward")
+timed(trainer.accelerator, "backward", "backward")
 trainer.train()
 print(
     json.dumps(
@@ -90,6 +112,7 @@ print(
             "torch": torch.__version__,
             "transformers": version("transformers"),
             "step_s": clock.seconds,
+            "parts_s": {name: seconds / workload["num_steps"] for name, seconds in spent.items()},
         }
     )
 )

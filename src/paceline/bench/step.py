@@ -1,0 +1,183 @@
+"""`paceline bench step`: whole GRPO steps on a fixed workload, and the same with a peer in its own environment.
+
+The workload fixes weights, prompts, samples per prompt, response length (end tokens are ignored), dtype and threads.
+Ratios are between medians of the same number of timed steps in the same sitting; the first step warms up.
+"""
+
+import json
+import os
+import statistics
+import subprocess
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+
+from paceline.config import Config, ConfigError, load_config
+from paceline.model.loading import load_tokenizer
+from paceline.schedules import run_training
+from paceline.telemetry.environment import cpu_model, package_versions
+from paceline.telemetry.metrics import read_metrics
+from paceline.types import STAGES
+
+PEER_PYTHON = Path(".venv-trl/bin/python")
+PEER_SCRIPT = Path("benchmarks/peers/trl_step.py")
+
+_WORDS = (
+    *("river", "stone", "lantern", "copper", "window", "garden", "silver"),
+    *("thunder", "meadow", "harbor", "pencil", "winter", "orchard", "signal"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """What both sides compute. `prompts` are rendered texts; lengths in tokens."""
+
+    model: str
+    prompts: list[dict[str, str]]
+    num_samples: int
+    new_tokens: int
+    num_steps: int
+    dtype: str
+    num_threads: int
+    trl_micro_batch: int
+    output_dir: str
+
+
+def length_reward(completion: str, *, answer: str | None, metadata: Any, prompt: str) -> float:
+    """Cheap and varied, so that every group has a signal: the completion's length modulo 7."""
+    return float(len(completion) % 7)
+
+
+def make_workload(
+    model: str, num_prompts: int, num_samples: int, new_tokens: int, num_steps: int, dtype: str, folder: Path
+) -> Workload:
+    """Chat prompts of about 50 tokens, rendered once."""
+    tokenizer = load_tokenizer(load_config(None, sections=_model_only(model)).model)
+    prompts = []
+    for index in range(num_prompts):
+        words = ", ".join(_WORDS[(index * 3 + offset) % len(_WORDS)] for offset in range(4))
+        question = f"Write one short sentence that uses each of these words: {words}."
+        text = tokenizer.apply_chat_template(
+            [{"role": "user", "content": question}], add_generation_prompt=True, tokenize=False
+        )
+        prompts.append({"text": str(text)})
+    return Workload(
+        model=model,
+        prompts=prompts,
+        num_samples=num_samples,
+        new_tokens=new_tokens,
+        num_steps=num_steps,
+        dtype=dtype,
+        num_threads=torch.get_num_threads(),
+        trl_micro_batch=num_prompts * num_samples,
+        output_dir=str(folder / "peer"),
+    )
+
+
+def run_ours(workload: Workload, folder: Path) -> dict[str, Any]:
+    """Trains `num_steps` steps and reads the seconds back from the run's own records."""
+    config = _config(workload, folder)
+    run_training(config, Console(quiet=True))
+    records = [record.metrics for record in read_metrics(folder / "ours") if record.step > 0]
+    timed = records[1:] or records
+    stages = {
+        stage: statistics.median(r.get(f"time/{stage}", 0.0) for r in timed)
+        for stage in STAGES
+        if any(f"time/{stage}" in r for r in timed)
+    }
+    return {
+        "step_s": [record["time/step"] for record in records],
+        "median_s": statistics.median(record["time/step"] for record in timed),
+        "stages": stages,
+        "laid_out_tokens": timed[-1].get("tokens/laid_out"),
+        "prompt_and_response_tokens": timed[-1]["tokens/prompt"] + timed[-1]["tokens/response"],
+    }
+
+
+def run_peer(workload: Workload, folder: Path) -> dict[str, Any]:
+    """The same workload in the peer's environment.
+
+    Raises:
+        ConfigError: the peer's environment or script is not there.
+        RuntimeError: the peer failed; its last lines are in the message.
+    """
+    for path in (PEER_PYTHON, PEER_SCRIPT):
+        if not path.exists():
+            raise ConfigError(
+                "--peer", "trl", f"{path} does not exist here", "run `make bench-peers` in a checkout"
+            )
+    file = folder / "workload.json"
+    file.write_text(json.dumps(asdict(workload)))
+    done = subprocess.run(
+        [str(PEER_PYTHON), str(PEER_SCRIPT), str(file)], capture_output=True, text=True, env=dict(os.environ)
+    )
+    if done.returncode != 0:
+        raise RuntimeError("the peer failed: " + "\n".join(done.stderr.strip().splitlines()[-15:]))
+    found: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
+    timed = found["step_s"][1:] or found["step_s"]
+    return {**found, "median_s": statistics.median(timed)}
+
+
+def bench_step(
+    model: str,
+    num_prompts: int,
+    num_samples: int,
+    new_tokens: int,
+    num_steps: int,
+    dtype: str,
+    peer: str | None,
+    folder: Path,
+) -> dict[str, Any]:
+    """Runs the workload (and the peer, if named) and returns figures with everything that they depend on."""
+    folder.mkdir(parents=True, exist_ok=True)
+    workload = make_workload(model, num_prompts, num_samples, new_tokens, num_steps, dtype, folder)
+    result: dict[str, Any] = {
+        "workload": {**asdict(workload), "prompts": len(workload.prompts)},
+        "cpu": cpu_model(),
+        "versions": package_versions(),
+        "paceline": run_ours(workload, folder),
+    }
+    if peer is not None:
+        result[peer] = run_peer(workload, folder)
+        result["ratio"] = result[peer]["median_s"] / result["paceline"]["median_s"]
+    return result
+
+
+def _model_only(model: str) -> dict[str, dict[str, Any]]:
+    return {"model": {"path": model}, "task": {"path": "none.jsonl"}}
+
+
+def _config(workload: Workload, folder: Path) -> Config:
+    rows = "".join(
+        json.dumps({"prompt": p["text"], "answer": str(i)}) + "\n" for i, p in enumerate(workload.prompts)
+    )
+    (folder / "prompts.jsonl").write_text(rows)
+    num_prompts = len(workload.prompts)
+    return load_config(
+        None,
+        sections={
+            "run": {
+                "name": "ours",
+                "dir": str(folder),
+                "num_steps": workload.num_steps,
+                "resume": "never",
+                "save_samples_every": 0,
+            },
+            "model": {"path": workload.model, "dtype": workload.dtype},
+            "task": {
+                "path": str(folder / "prompts.jsonl"),
+                "eval_size": 0,
+                "use_chat_template": False,
+                "reward": "paceline.bench.step:length_reward",
+                "shuffle": False,
+            },
+            "batch": {"num_prompts": num_prompts, "num_samples": workload.num_samples, "token_budget": 8192},
+            "rollout": {"max_new_tokens": workload.new_tokens, "ignore_eos": True},
+            "train": {"lr": 1e-6},
+            "checkpoint": {"save_final": False},
+            "telemetry": {"live": "off"},
+        },
+    )
