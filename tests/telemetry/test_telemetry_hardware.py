@@ -2,7 +2,7 @@
 
 import pytest
 
-from paceline.telemetry.hardware import lookup
+from paceline.telemetry.hardware import known_peak_tflops, lookup
 
 
 @pytest.mark.parametrize(
@@ -55,3 +55,19 @@ def test_memory_and_bandwidth_come_with_the_device():
     h200 = lookup("NVIDIA H200")
     assert h200 is not None
     assert (h200.memory_gb, h200.bandwidth_tbs) == (141, 4.8)
+
+
+def test_only_sixteen_bit_work_is_compared_with_the_sixteen_bit_peak():
+    assert known_peak_tflops("NVIDIA H200", "bfloat16", None) == 989
+    assert known_peak_tflops("NVIDIA H200", "float16", None) == 989
+    assert known_peak_tflops("NVIDIA H200", "float32", None) is None
+
+
+@pytest.mark.parametrize("name", ["NVIDIA H200", "Some Future GPU", None])
+def test_a_stated_peak_holds_for_any_device_and_dtype(name):
+    assert known_peak_tflops(name, "float32", 60.0) == 60.0
+
+
+@pytest.mark.parametrize("name", ["Some Future GPU", None])
+def test_no_peak_is_guessed_for_an_unknown_device_or_a_cpu(name):
+    assert known_peak_tflops(name, "bfloat16", None) is None

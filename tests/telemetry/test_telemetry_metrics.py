@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import paceline
+from paceline.telemetry.metric_schema import MODEL_STAGES
 from paceline.telemetry.metrics import (
     METRICS,
     MetricAccumulator,
@@ -124,6 +125,10 @@ def test_every_stage_has_a_time():
     assert all(spec_of(f"time/{stage}").unit == "s" for stage in STAGES)
 
 
+def test_every_stage_that_runs_a_model_has_an_mfu():
+    assert all(spec_of(f"mfu/{stage}").unit == "share" for stage in MODEL_STAGES)
+
+
 def test_every_declaration_says_what_it_means():
     for spec in METRICS.values():
         assert spec.unit and len(spec.description.split()) >= 2 and spec.description.endswith(".")
@@ -203,6 +208,16 @@ def test_a_resumed_run_appends_and_its_records_replace_those_of_the_same_steps(t
     assert [record.metrics["lr"] for record in history.records] == [1, 20, 30, 40]
     assert history.num_replaced == 2
     assert len((tmp_path / "metrics.jsonl").read_text().splitlines()) == 6
+
+
+def test_steps_beyond_the_point_of_a_resume_are_gone_also_when_the_resumed_run_is_killed_early(tmp_path):
+    for steps in (range(1, 10), range(7, 8)):  # reached 9, resumed after 6, killed after 7
+        with MetricLog(tmp_path) as log:
+            for step in steps:
+                log.record(step, {"lr": step})
+    history = read_metric_history(tmp_path)
+    assert [record.step for record in history.records] == [1, 2, 3, 4, 5, 6, 7]
+    assert history.num_replaced == 3
 
 
 def test_one_process_records_a_step_once(log):

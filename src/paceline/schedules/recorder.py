@@ -51,9 +51,12 @@ class Recorder:
             run.folder.write_samples(step, sample_rows(step, rollout, batch))
 
     def evaluate_before(self) -> None:
-        """Scores the untouched model once, also when a resumed run has lost it, and the best constant answer."""
+        """Scores the untouched model once, and the best constant answer.
+
+        A run resumed after a step has a trained model: what was not measured before step 1 stays unknown.
+        """
         run = self._run
-        if not run.task.evaluation or "accuracy_before" in run.state.figures:
+        if not run.task.evaluation or run.state.step > 0:
             return
         run.display.phase(f"evaluating {len(run.task.evaluation)} held-out prompts before training")
         evaluation = evaluate(run)
@@ -80,21 +83,28 @@ class Recorder:
         self._keep_evaluation("after", evaluation)
 
     def save_if_due(self, step: int) -> None:
-        """Saves every `checkpoint.every` steps, after the last, and when asked to stop."""
+        """Saves every `checkpoint.every` steps, after the last, and when asked to stop.
+
+        Called after the new weights are published.
+        """
         run, settings = self._run, self._run.config.checkpoint
+        self.metrics.add("weight_version", run.engine.weight_version)
         self.step_values = self.metrics.reduce()
         run.state.figures["step_values"] = {name: str(value) for name, value in self.step_values.items()}
         is_last = step == run.config.run.num_steps and settings.save_final
         if is_last or run.stop.requested or (settings.every and step % settings.every == 0):
             run.display.phase("saving a checkpoint")
+            waits_before = run.store.num_waits
             self.step_values["checkpoint/blocked_s"] = save(run)
+            self.step_values["checkpoint/waits"] = run.store.num_waits - waits_before
 
     def end(self, step: int) -> None:
         """The step's section is closed: its seconds are known."""
         run = self._run
         section = run.ledger.last_section
         assert section is not None and section.step == step
-        values = {**self.step_values, **timing_metrics(run, section, self.step_values["tokens/response"])}
+        num_tokens = self.step_values["tokens/prompt"] + self.step_values["tokens/response"]
+        values = {**self.step_values, **timing_metrics(run, section, num_tokens)}
         run.log.record(step, values)
         reward = values.get("reward/mean", math.nan)
         run.display.step(step, section.wall_s, section.stage_s, reward, shown_figures(values, _SHOWN))

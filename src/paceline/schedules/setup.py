@@ -27,6 +27,7 @@ from paceline.schedules.display import Display
 from paceline.schedules.run_folder import RunFolder, open_run_folder
 from paceline.sync import InProcessSync
 from paceline.telemetry.device_memory import DeviceMemorySampler
+from paceline.telemetry.host_memory import host_rss
 from paceline.telemetry.ledger import Ledger
 from paceline.telemetry.metrics import MetricLog
 from paceline.telemetry.sinks import check_sinks, open_sinks
@@ -79,7 +80,12 @@ def open_run(config: Config, display: Display) -> Iterator[Run]:
         folder = open_run_folder(config)
         device = resolve_device(config.cluster.device)
         _seed_and_threads(config)
-        ledger = Ledger(folder.path / "ledger" / "rank0.jsonl", sample_memory=DeviceMemorySampler(device))
+        ledger = Ledger(
+            folder.path / "ledger" / "rank0.jsonl",
+            sample_memory=DeviceMemorySampler(device) if device.type == "cuda" else None,
+            sample_host=host_rss,
+            since_process_start=True,
+        )
         stack.callback(ledger.close)
         with ledger.span("setup", "task"):
             display.phase("reading the task")

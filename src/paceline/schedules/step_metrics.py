@@ -1,6 +1,6 @@
 """A step's figures: what rollout, credit, evaluation and the ledger say, as metrics and rows."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,8 +12,8 @@ from paceline.schedules.credit import CreditedBatch
 from paceline.schedules.evaluation import Evaluation
 from paceline.schedules.rollouts import Rollout
 from paceline.schedules.setup import Run
-from paceline.telemetry.flops import mfu
-from paceline.telemetry.hardware import lookup
+from paceline.telemetry.flops import mfu, mfu_alarm
+from paceline.telemetry.hardware import known_peak_tflops
 from paceline.telemetry.ledger import SectionTotals
 from paceline.telemetry.metrics import MetricAccumulator
 
@@ -35,6 +35,7 @@ def record_rollout(run: Run, rollout: Rollout, batch: CreditedBatch, metrics: Me
         metrics.add("response_length/min", length)
     truncated = sum(sample.finish_reason == "length" for sample in samples)
     metrics.add("samples/truncated", truncated)
+    metrics.add("samples/aborted", sum(sample.finish_reason == "abort" for sample in samples))
     metrics.add("truncated_fraction", truncated / max(1, len(samples)), len(samples))
     metrics.add("tokens/response", sum(lengths))
     metrics.add("tokens/prompt", sum(len(g.prompt.token_ids) * len(g.samples) for g in rollout.groups))
@@ -45,7 +46,8 @@ def record_rollout(run: Run, rollout: Rollout, batch: CreditedBatch, metrics: Me
     metrics.add("rollout/prefill_tokens", stats.num_prefill_tokens)
     metrics.add("rollout/mean_running", stats.mean_running)
     metrics.add("rollout/cache_bytes", stats.cache_bytes)
-    metrics.add("weight_version", run.engine.weight_version)
+    metrics.add("prompts/consumed", len(rollout.prompt_ids))
+    metrics.add("epoch", run.loader.epoch)
     if alarm := reward_alarm(verdicts):
         run.display.note(f"  ALARM: {alarm}")
 
@@ -69,36 +71,51 @@ def record_evaluation(evaluation: Evaluation, metrics: MetricAccumulator) -> Non
     metrics.add("eval/without_verdict", evaluation.num_without_verdict)
 
 
-def timing_metrics(run: Run, section: SectionTotals, num_generated: float) -> dict[str, float]:
-    """What the ledger says of a finished step; these, unlike the rest, differ from run to run."""
+def timing_metrics(run: Run, section: SectionTotals, num_tokens: float) -> dict[str, float]:
+    """What the ledger says of a finished step; these, unlike the rest, differ from run to run.
+
+    `num_tokens` are prompt and response tokens of the step's samples.
+    """
     metrics = MetricAccumulator()
     metrics.add("time/step", section.wall_s)
     metrics.add("time/unaccounted", section.unaccounted_s)
     for stage, seconds in section.stage_s.items():
         metrics.add(f"time/{stage}", seconds)
-    tokens = section.stage_tokens.get("update_actor", 0)
-    metrics.add("throughput/tokens_per_s", (num_generated + tokens) / section.wall_s)
+    metrics.add("throughput/tokens_per_s", num_tokens / section.wall_s)
     if spent := section.stage_s.get("rollout"):
-        metrics.add("throughput/generated_tokens_per_s", num_generated / spent)
-    peak = known_peak_tflops(run)
-    for name, stages in (("update_actor", ("update_actor",)), ("step", tuple(section.stage_flops))):
-        flops = sum(section.stage_flops.get(stage, 0.0) for stage in stages)
-        seconds = section.stage_s.get(name, 0.0) if name != "step" else section.wall_s
-        if seconds and flops:
+        metrics.add("throughput/generated_tokens_per_s", section.stage_tokens["rollout"] / spent)
+    metrics.add("memory/peak_allocated", section.memory.peak_allocated)
+    metrics.add("memory/peak_reserved", section.memory.peak_reserved)
+    metrics.add("memory/host_rss", section.memory.host_rss)
+    _record_work(section, _peak_tflops(run), metrics)
+    values = metrics.reduce()
+    for alarm in mfu_alarms(values):
+        run.display.note(f"  ALARM: {alarm}")
+    return values
+
+
+def _record_work(section: SectionTotals, peak_tflops: float | None, metrics: MetricAccumulator) -> None:
+    """FLOP/s and MFU of every stage that declared FLOPs, and of the step."""
+    work = [(stage, flops, section.stage_s[stage]) for stage, flops in section.stage_flops.items()]
+    work.append(("step", sum(section.stage_flops.values()), section.wall_s))
+    for name, flops, seconds in work:
+        if seconds > 0 and flops:
             metrics.add(f"tflops/{name}", flops / seconds / 1e12)
-            if (share := mfu(flops, seconds, 1, peak)) is not None:
+            if (share := mfu(flops, seconds, 1, peak_tflops)) is not None:
                 metrics.add(f"mfu/{name}", share)
-    return metrics.reduce()
 
 
-def known_peak_tflops(run: Run) -> float | None:
-    """Peak of one device in TFLOP/s: the recipe's, or the table's; None on hardware neither knows."""
-    if run.config.telemetry.peak_tflops is not None:
-        return run.config.telemetry.peak_tflops
-    if run.model.device.type != "cuda":
-        return None
-    hardware = lookup(torch.cuda.get_device_name(run.model.device))
-    return None if hardware is None else hardware.bf16_tflops
+def mfu_alarms(values: Mapping[str, float]) -> list[str]:
+    """A sentence for every MFU among a step's metrics that cannot be true."""
+    shares = {name: value for name, value in values.items() if name.startswith("mfu/")}
+    return [f"{name}: {alarm}" for name, value in shares.items() if (alarm := mfu_alarm(value))]
+
+
+def _peak_tflops(run: Run) -> float | None:
+    device = run.model.device
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else None
+    dtype = str(run.model.dtype).removeprefix("torch.")
+    return known_peak_tflops(name, dtype, run.config.telemetry.peak_tflops)
 
 
 def sample_rows(step: int, rollout: Rollout, batch: CreditedBatch) -> list[dict[str, Any]]:

@@ -51,6 +51,22 @@ def lookup(device_name: str) -> Hardware | None:
     return _BY_NAME.get(frozenset(word for word in words if word and word not in _VENDOR_WORDS))
 
 
+def known_peak_tflops(device_name: str | None, dtype: str, stated: float | None) -> float | None:
+    """Peak of one device in TFLOP/s that work of `dtype` ("bfloat16") may be compared with; None where none is known.
+
+    `stated` is the recipe's (`telemetry.peak_tflops`) and holds for any dtype. The table's peaks are those of 16-bit
+    matrix units: other dtypes have other peaks, which are not guessed. `device_name` is None on a CPU.
+    """
+    if stated is not None:
+        return stated
+    if device_name is None or dtype not in _SIXTEEN_BIT:
+        return None
+    hardware = lookup(device_name)
+    return None if hardware is None else hardware.bf16_tflops
+
+
+_SIXTEEN_BIT = frozenset({"bfloat16", "float16"})
+
 _BY_NAME: dict[frozenset[str], Hardware] = {
     frozenset(name.split()): hardware for hardware, names in _TABLE.items() for name in names
 }

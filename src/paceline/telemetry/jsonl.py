@@ -2,9 +2,11 @@
 
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, TypeVar
+
+T = TypeVar("T")
 
 _NOT_FINITE = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
 
@@ -34,6 +36,20 @@ def read_lines(path: Path) -> Iterator[dict[str, Any] | None]:
             except ValueError:
                 record = None
             yield record if isinstance(record, dict) else None
+
+
+def current_steps(records: Iterable[T], step_of: Callable[[T], int]) -> list[T]:
+    """The records that count, in order of steps: one of step n replaces all recorded before it with a step >= n.
+
+    A resumed run goes back to its checkpoint. Steps that the earlier process did beyond it belong to weights that are
+    no more, also those that the later process has not come to yet.
+    """
+    current: list[T] = []
+    for record in records:
+        while current and step_of(current[-1]) >= step_of(record):
+            current.pop()
+        current.append(record)
+    return current
 
 
 def encode_number(value: float) -> float | int | str:

@@ -11,7 +11,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Literal
 
-from paceline.types import STAGES
+from paceline.types import STAGES, Stage
 
 Reduction = Literal["sum", "mean", "max", "min", "last"]
 """How values of one step (of its micro-batches, updates and ranks) become one: `mean` is weighted by the weight given
@@ -128,17 +128,15 @@ epoch | last | epochs | Passes over the prompts begun, from 0.
 """
 
 _SPEED = """
-throughput/tokens_per_s | sum | tokens/s | Prompt and response tokens per second of the step, all devices together.
-throughput/generated_tokens_per_s | sum | tokens/s | Response tokens per second of rollout, all devices.
+throughput/tokens_per_s | sum | tokens/s | tokens/prompt and tokens/response per second of the step, all devices.
+throughput/generated_tokens_per_s | sum | tokens/s | Tokens sampled, dropped groups too, per second of rollout.
 time/step | mean | s | Wall time of the step, mean over ranks.
 time/unaccounted | mean | s | Wall time no span covered, mean over ranks.
-mfu/update_actor | mean | share | Model FLOPs utilisation of the actor update; absent on hardware without a known peak.
-mfu/step | mean | share | Model FLOPs of the whole step over its wall time and the peak; absent likewise.
-tflops/update_actor | mean | TFLOP/s | Model FLOPs of the actor update per second and device.
+mfu/step | mean | share | Model FLOPs of the whole step over its wall time and the peak; absent without a known peak.
 tflops/step | mean | TFLOP/s | Model FLOPs of the whole step per second of its wall time and device.
 memory/peak_allocated | max | bytes | Most device memory held by tensors; 0 on a CPU.
 memory/peak_reserved | max | bytes | Most device memory held by the allocator; 0 on a CPU.
-memory/host_rss | max | bytes | Resident host memory of the largest process.
+memory/host_rss | max | bytes | Resident host memory of the largest process, children not included.
 checkpoint/blocked_s | sum | s | Time training stood still for checkpoints.
 checkpoint/waits | sum | waits | Saves that had to wait for the previous one to be written.
 """
@@ -170,6 +168,15 @@ def _stage_times() -> Iterator[MetricSpec]:
         yield MetricSpec(f"time/{stage}", "mean", "s", text)
 
 
+def _stage_work() -> Iterator[MetricSpec]:
+    for stage in MODEL_STAGES:
+        work = f"Model FLOPs of stage {stage} per second of its self-time and device"
+        yield MetricSpec(f"tflops/{stage}", "mean", "TFLOP/s", f"{work}.")
+        yield MetricSpec(
+            f"mfu/{stage}", "mean", "share", f"{work}, over the peak; absent without a known peak."
+        )
+
+
 def _by_name(specs: Iterable[MetricSpec]) -> dict[str, MetricSpec]:
     found: dict[str, MetricSpec] = {}
     for spec in specs:
@@ -179,9 +186,20 @@ def _by_name(specs: Iterable[MetricSpec]) -> dict[str, MetricSpec]:
     return found
 
 
+MODEL_STAGES: tuple[Stage, ...] = (
+    "rollout",
+    "old_logprob",
+    "ref_logprob",
+    "values",
+    "update_critic",
+    "update_actor",
+    "eval",
+)
+"""Stages that run a model, and so have FLOPs."""
+
 _TABLES = (_REWARD, _OBJECTIVE, _UPDATE, _TOKENS, _ROLLOUT, _SPEED, _EVALUATION)
 
-METRICS: dict[str, MetricSpec] = _by_name(chain(*map(_parse, _TABLES), _stage_times()))
+METRICS: dict[str, MetricSpec] = _by_name(chain(*map(_parse, _TABLES), _stage_times(), _stage_work()))
 """All declared metrics by name, in the order of docs/records.md."""
 
 

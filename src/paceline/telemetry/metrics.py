@@ -9,7 +9,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from paceline.telemetry.jsonl import decode_number, encode_number, open_append, read_lines
+from paceline.telemetry.jsonl import current_steps, decode_number, encode_number, open_append, read_lines
 from paceline.telemetry.metric_schema import (
     METRICS,
     MetricSpec,
@@ -196,8 +196,8 @@ class MetricRecord:
 
 @dataclass(frozen=True, slots=True)
 class MetricHistory:
-    """A run's metrics by step. `num_replaced` counts records of steps that a resumed run did again,
-    `num_torn_lines` lines that a killed process left half-written."""
+    """A run's metrics by step. `num_replaced` counts records that no longer count because the run was resumed before
+    them (see `jsonl.current_steps`), `num_torn_lines` lines that a killed process left half-written."""
 
     records: tuple[MetricRecord, ...]
     num_replaced: int
@@ -205,23 +205,21 @@ class MetricHistory:
 
 
 def read_metric_history(run_dir: Path) -> MetricHistory:
-    """Reads `metrics.jsonl`: the last record of every step, in order of steps. Empty when there is no file.
+    """Reads `metrics.jsonl`: the records that count, in order of steps. Empty when there is no file.
 
     Raises:
         ValueError: a record is of another version.
     """
     path = run_dir / METRICS_FILE
-    latest: dict[int, MetricRecord] = {}
-    num_records = num_torn = 0
+    written: list[MetricRecord] = []
+    num_torn = 0
     for raw in read_lines(path) if path.exists() else ():
         if raw is None:
             num_torn += 1
             continue
-        record = _decoded(raw, path)
-        latest[record.step] = record
-        num_records += 1
-    records = tuple(latest[step] for step in sorted(latest))
-    return MetricHistory(records, num_records - len(records), num_torn)
+        written.append(_decoded(raw, path))
+    records = tuple(current_steps(written, lambda record: record.step))
+    return MetricHistory(records, len(written) - len(records), num_torn)
 
 
 def read_metrics(run_dir: Path) -> list[MetricRecord]:

@@ -1,17 +1,20 @@
 """Read the ledger back: typed records, and the figures that follow from them. Torch-free."""
 
-import json
+import statistics
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from paceline.telemetry.ledger import RECORD_VERSION
+from paceline.telemetry.jsonl import current_steps, read_lines
+from paceline.telemetry.sections import RECORD_VERSION
 
 
 @dataclass(frozen=True, slots=True)
 class StageRecord:
-    """Sums of one stage in one section. Memory in bytes: peaks over the section, resident host memory at its end."""
+    """Sums of one stage in one section. Memory in bytes: device peaks while the stage was the innermost one, and
+    resident host memory where its spans that lie in no other ended."""
 
     self_s: float
     count: int
@@ -25,7 +28,10 @@ class StageRecord:
 
 @dataclass(frozen=True, slots=True)
 class SectionRecord:
-    """A section of one process: a step, or (`step` None) time outside steps. Times since the process's origin."""
+    """A section of one process: a step, or (`step` None) time outside steps. Times since the process's origin.
+
+    Memory in bytes, the largest of the section, time outside spans included.
+    """
 
     step: int | None
     start_s: float
@@ -35,6 +41,9 @@ class SectionRecord:
     num_spans: int
     num_spans_not_kept: int
     stages: Mapping[str, StageRecord]
+    peak_allocated: int = 0
+    peak_reserved: int = 0
+    host_rss: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,9 +75,14 @@ class BackgroundRecord:
 
 @dataclass(slots=True)
 class LedgerProcess:
-    """What one process of a rank recorded; a resumed run has several."""
+    """What one process of a rank recorded; a resumed run has several.
+
+    `unix_s` is the Unix time of its origin. Where the line that says so is torn, it is an estimate
+    (`is_start_estimated`): the process ran right before the next one, or right after the one before.
+    """
 
     unix_s: float
+    is_start_estimated: bool = False
     sections: list[SectionRecord] = field(default_factory=list)
     spans: list[SpanRecord] = field(default_factory=list)
     background: list[BackgroundRecord] = field(default_factory=list)
@@ -83,9 +97,10 @@ class RankLedger:
     num_torn_lines: int
 
     def steps(self) -> list[SectionRecord]:
-        """Step sections in order; a step done again after a resume counts once, as it was done last."""
-        latest = {s.step: s for p in self.processes for s in p.sections if s.step is not None}
-        return [latest[step] for step in sorted(latest, key=int)]
+        """Step sections that count, in order: a step done again after a resume once, as it was done last, and no step
+        that the resumed run has gone back behind (see `jsonl.current_steps`)."""
+        steps = [(s.step, s) for p in self.processes for s in p.sections if s.step is not None]
+        return [section for _, section in current_steps(steps, lambda numbered: numbered[0])]
 
 
 def read_ledger(run_dir: Path) -> tuple[RankLedger, ...]:
@@ -97,15 +112,42 @@ def read_ledger(run_dir: Path) -> tuple[RankLedger, ...]:
 def _read_rank(path: Path) -> RankLedger:
     processes: list[LedgerProcess] = []
     num_torn = 0
-    with path.open(encoding="utf-8") as lines:
-        for line in lines:
-            try:
-                record = json.loads(line)
-            except ValueError:
-                num_torn += 1
-                continue
-            _take(record, processes, path)
+    after_torn = False
+    for record in read_lines(path):
+        if record is None:
+            num_torn += 1
+            after_torn = True
+            continue
+        if _begins_unseen(record, processes, after_torn):
+            processes.append(LedgerProcess(0.0, is_start_estimated=True))
+        _take(record, processes, path)
+        after_torn = False
+    _estimate_starts(processes)
     return RankLedger(int(path.stem.removeprefix("rank")), tuple(processes), num_torn)
+
+
+def _begins_unseen(record: Mapping[str, Any], processes: list[LedgerProcess], after_torn: bool) -> bool:
+    """Whether `record` is the first of a process whose `run` line is torn: its clock is behind that of the last."""
+    if record["kind"] == "run":
+        return False
+    if not processes:
+        return True
+    return after_torn and record["start_s"] < _length_s(processes[-1])
+
+
+def _length_s(process: LedgerProcess) -> float:
+    """Seconds from a process's origin to the end of its last section."""
+    return process.sections[-1].end_s if process.sections else 0.0
+
+
+def _estimate_starts(processes: list[LedgerProcess]) -> None:
+    """Puts processes of unknown start against the one before, and leading ones against the one after."""
+    for before, process in pairwise(processes):
+        if process.is_start_estimated and before.unix_s:
+            process.unix_s = before.unix_s + _length_s(before)
+    for after, process in pairwise(reversed(processes)):
+        if process.is_start_estimated and not process.unix_s and after.unix_s:
+            process.unix_s = after.unix_s - _length_s(process)
 
 
 def _take(record: dict[str, Any], processes: list[LedgerProcess], path: Path) -> None:
@@ -124,6 +166,8 @@ def _take(record: dict[str, Any], processes: list[LedgerProcess], path: Path) ->
             processes[-1].spans.append(SpanRecord(**record))
         case "background":
             processes[-1].background.append(BackgroundRecord(**record))
+        case other:
+            raise ValueError(f"{path}: a record of kind {other!r}; version {RECORD_VERSION} has no such kind")
 
 
 def accounted_fraction(sections: Iterable[SectionRecord]) -> float | None:
@@ -143,13 +187,13 @@ def summarise(ledger: RankLedger) -> dict[str, Any]:
     """
     steps = ledger.steps()
     sections = [section for process in ledger.processes for section in process.sections]
-    walls = sorted(step.wall_s for step in steps)
+    walls = [step.wall_s for step in steps]
     count = len(steps)
     names = dict.fromkeys(name for step in steps for name in step.stages)
     return {
         "num_steps": count,
         "step_time_s": sum(walls) / count if count else None,
-        "step_time_median_s": walls[count // 2] if count else None,
+        "step_time_median_s": statistics.median(walls) if count else None,
         "stages": {
             name: sum(step.stages[name].self_s for step in steps if name in step.stages) / count
             for name in names

@@ -102,14 +102,10 @@ def _span_figures(span: SpanRecord) -> dict[str, Any]:
 
 
 def _memory_counters(section: SectionRecord, rank: int, offset_s: float) -> Iterator[dict[str, Any]]:
-    """Counter events ("C") at a section's end: its peaks over all stages."""
-    stages = section.stages.values()
+    """Counter events ("C") at a section's end: its peaks."""
     counters = {
-        "device memory peak": {
-            "allocated": max((stage.peak_allocated for stage in stages), default=0),
-            "reserved": max((stage.peak_reserved for stage in stages), default=0),
-        },
-        "host memory": {"rss": max((stage.host_rss for stage in stages), default=0)},
+        "device memory peak": {"allocated": section.peak_allocated, "reserved": section.peak_reserved},
+        "host memory": {"rss": section.host_rss},
     }
     for name, values in counters.items():
         if any(values.values()):
