@@ -3,8 +3,8 @@
 usage: python benchmarks/ledger_cost.py [RUN] [--spans-per-step N --step-seconds S] [--json]
 
 With RUN (a run's folder) spans and seconds of a step are that run's own medians on rank 0; without, those given. The
-cost of a step is what its spans take to open and close, one memory sample for each outermost span, and one writing of
-the records; writing happens between two steps, and is counted here all the same. On a machine that does other work
+cost of a step is what its spans take to open and close, one look at host memory for each outermost span, and adding up
+and writing the records; that happens between two steps, and is counted here all the same. On a machine that does other work
 too, the quickest round is what the ledger costs, the median what it costs there and then: both are shown.
 """
 
@@ -18,7 +18,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from paceline.telemetry.host_memory import host_rss
-from paceline.telemetry.ledger import Ledger, MemorySample
+from paceline.telemetry.ledger import Ledger
 from paceline.telemetry.records import read_ledger
 
 _ROUNDS = 9
@@ -36,7 +36,7 @@ class Workload:
 
 @dataclass(frozen=True, slots=True)
 class LedgerCost:
-    """A span opened and closed, one memory sample, one span's record written."""
+    """A span opened and closed, one look at host memory, one span added up and its record written."""
 
     span_ns: float
     memory_sample_ns: float
@@ -72,7 +72,7 @@ def _round(path: Path) -> tuple[float, float, float]:
         written_from = time.perf_counter_ns()
     record_ns = (time.perf_counter_ns() - written_from) / _SPANS_PER_ROUND
     ledger.close()
-    return span_ns, _per_call(lambda: MemorySample(host_rss=host_rss()), 200), record_ns
+    return span_ns, _per_call(host_rss, 200), record_ns
 
 
 def _per_call(call: Callable[[], object], count: int) -> float:
