@@ -4,8 +4,8 @@ usage: python benchmarks/ledger_cost.py [RUN] [--spans-per-step N --step-seconds
 
 With RUN (a run's folder) spans and seconds of a step are that run's own medians on rank 0; without, those given. The
 cost of a step is what its spans take to open and close, one look at host memory for each outermost span, and adding up
-and writing the records; that happens between two steps, and is counted here all the same. On a machine that does other work
-too, the quickest round is what the ledger costs, the median what it costs there and then: both are shown.
+and writing the records; that happens between two steps, and is counted here all the same. On a machine that does other
+work too, the quickest round is what the ledger costs, the median what it costs there and then: both are shown.
 """
 
 import argparse
