@@ -23,7 +23,8 @@ def config(**sections) -> Config:
         "task": {"path": "prompts.jsonl"},
         "batch": {"num_prompts": 3, "num_samples": 2, "token_budget": 512},
         "rollout": {"max_new_tokens": 8},
-        "train": {"lr": 1e-2, "logprob_chunk": 64},
+        # eps of the gradients' size: Adam's first step is else the sign of the gradient, and signs of zeros are noise
+        "train": {"lr": 1e-2, "eps": 1e-2, "logprob_chunk": 64},
     }
     for name, values in sections.items():
         base[name] = {**base.get(name, {}), **values}

@@ -215,7 +215,9 @@ def test_dynamic_sampling_that_dries_up_stops_at_its_bound_and_says_so(tmp_path)
 
 def test_a_run_whose_every_sample_is_truncated_and_masked_does_not_call_itself_completed(tmp_path):
     with pytest.raises(NothingTrainedError):
-        train(tmp_path, algorithm={"mask_truncated": True}, rollout={"max_new_tokens": 1}, run={"num_steps": 2})
+        train(
+            tmp_path, algorithm={"mask_truncated": True}, rollout={"max_new_tokens": 1}, run={"num_steps": 2}
+        )
     assert [r.metrics.get("updates/empty") for r in read_metrics(tmp_path / "runs" / "r")] == [None, 1.0, 1.0]
 
 

@@ -15,6 +15,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
+from paceline.model.cpu_attention import attend_cpu, matmul_backward_applies
+
 ATTENTION_NAME = "paceline"
 
 _HARMLESS = frozenset({"position_ids", "use_cache", "output_attentions", "is_causal", "output_router_logits"})
@@ -96,6 +98,9 @@ def attend_dense(
     Soft-capped scores (Gemma 2) have no fused kernel and take the explicit path.
     """
     grouped = query_BHQD.shape[1] != key_BKCD.shape[1]
+    one_mask = causal if bias is None else bias.dim() == 2
+    if args.softcap is None and one_mask and matmul_backward_applies(query_BHQD, key_BKCD):
+        return attend_cpu(query_BHQD, key_BKCD, value_BKCD, bias, args.scaling)
     if args.softcap is None:
         return F.scaled_dot_product_attention(
             query_BHQD,

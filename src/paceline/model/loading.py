@@ -22,6 +22,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 from paceline.config.errors import ConfigError
 from paceline.config.schema import ModelSection
 from paceline.model.attention import ATTENTION_NAME, AttentionPlan, register_attention
+from paceline.model.cpu_linear import use_weight_first_products
 from paceline.model.families import FamilyCheck, UnsupportedModelError, check_family
 from paceline.telemetry.flops import ModelShape
 
@@ -147,6 +148,8 @@ def wrap_model(
     register_attention()
     module.set_attn_implementation(ATTENTION_NAME)
     module.eval()  # no dropout: old and new log-probs must come from the same function
+    if device.type == "cpu" and has_bf16_matrix_units():
+        use_weight_first_products(module)
     return CausalModel(
         module=module,
         device=device,

@@ -74,19 +74,21 @@ class _ChunkedHead(torch.autograd.Function):
         targets_R: Tensor,
         settings: HeadSettings,
     ) -> tuple[Tensor, Tensor]:
-        logprobs, entropies = [], []
+        logprobs, entropies, log_zs = [], [], []
         for hidden_CE, targets_C in zip(
             hidden_RE.split(settings.chunk), targets_R.split(settings.chunk), strict=True
         ):
             logits_CV = scaled_logits(hidden_CE, weight_VE, bias_V, settings)
             log_z_C = logits_CV.logsumexp(dim=-1)
+            log_zs.append(log_z_C)
             logprobs.append(logits_CV.gather(-1, targets_C[:, None]).squeeze(-1) - log_z_C)
             # -sum(p log p), not log_z - sum(p z): the latter cancels to noise where one token has all the mass
             log_p_CV = logits_CV.sub_(log_z_C[:, None])
-            entropies.append(-(log_p_CV.exp() * log_p_CV).sum(dim=-1))
+            entropies.append(-log_p_CV.exp().mul_(log_p_CV).sum(dim=-1))
         logprob_R = torch.cat(logprobs) if logprobs else hidden_RE.new_zeros(0, dtype=torch.float32)
         entropy_R = torch.cat(entropies) if entropies else hidden_RE.new_zeros(0, dtype=torch.float32)
-        ctx.save_for_backward(hidden_RE, weight_VE, bias_V, targets_R)
+        log_z_R = torch.cat(log_zs) if log_zs else hidden_RE.new_zeros(0, dtype=torch.float32)
+        ctx.save_for_backward(hidden_RE, weight_VE, bias_V, targets_R, log_z_R)
         ctx.settings = settings
         if not settings.with_entropy_grad:
             ctx.mark_non_differentiable(entropy_R)
@@ -96,7 +98,7 @@ class _ChunkedHead(torch.autograd.Function):
     def backward(
         ctx: Any, grad_logprob_R: Tensor, grad_entropy_R: Tensor
     ) -> tuple[Tensor, Tensor | None, Tensor | None, None, None]:
-        hidden_RE, weight_VE, bias_V, targets_R = ctx.saved_tensors
+        hidden_RE, weight_VE, bias_V, targets_R, log_z_R = ctx.saved_tensors
         settings: HeadSettings = ctx.settings
         needs_weight = ctx.needs_input_grad[1]
         grad_hidden_RE = torch.empty_like(hidden_RE)
@@ -114,6 +116,7 @@ class _ChunkedHead(torch.autograd.Function):
                 weight_VE,
                 bias_V,
                 targets_R[rows],
+                log_z_R[rows],
                 settings,
                 grad_logprob_R[rows],
                 grad_entropy_R[rows] if settings.with_entropy_grad else None,
@@ -138,20 +141,24 @@ def _logit_gradient(
     weight_VE: Tensor,
     bias_V: Tensor | None,
     targets_C: Tensor,
+    log_z_C: Tensor,
     settings: HeadSettings,
     grad_logprob_C: Tensor,
     grad_entropy_C: Tensor | None,
 ) -> Tensor:
     """Gradient with respect to the uncapped, unscaled logits of one chunk, float32 [C, V]."""
     logits_CV = scaled_logits(hidden_CE, weight_VE, bias_V, settings)
-    log_p_CV = logits_CV.log_softmax(dim=-1)
-    p_CV = log_p_CV.exp()
-    grad_CV = p_CV * -grad_logprob_C[:, None]
-    if grad_entropy_C is not None:
-        entropy_C = -(p_CV * log_p_CV).sum(dim=-1, keepdim=True)
-        grad_CV -= grad_entropy_C[:, None] * p_CV * (log_p_CV + entropy_C)
-    grad_CV.scatter_add_(-1, targets_C[:, None], grad_logprob_C[:, None])
+    slope_CV = None
     if settings.softcap is not None:
-        capped_CV = logits_CV * settings.temperature
-        grad_CV *= 1.0 - (capped_CV / settings.softcap) ** 2
-    return grad_CV if settings.temperature == 1.0 else grad_CV / settings.temperature
+        slope_CV = 1.0 - (logits_CV * (settings.temperature / settings.softcap)) ** 2
+    log_p_CV = logits_CV.sub_(log_z_C[:, None])
+    if grad_entropy_C is None:
+        grad_CV = log_p_CV.exp_().mul_(-grad_logprob_C[:, None])
+    else:
+        p_CV = log_p_CV.exp()
+        entropy_C1 = -(p_CV * log_p_CV).sum(dim=-1, keepdim=True)
+        grad_CV = p_CV * -(grad_logprob_C[:, None] + grad_entropy_C[:, None] * (log_p_CV + entropy_C1))
+    grad_CV.scatter_add_(-1, targets_C[:, None], grad_logprob_C[:, None])
+    if slope_CV is not None:
+        grad_CV *= slope_CV
+    return grad_CV if settings.temperature == 1.0 else grad_CV.div_(settings.temperature)
