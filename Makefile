@@ -1,8 +1,9 @@
 # make demo   train a real model on the CPU and write its report
 # make test   the whole test suite
 # make lint   ruff; make types   mypy; make format   rewrite in house style
+# make bench-peers   whole GRPO steps beside TRL's, each in its own environment
 #
-# Each makes .venv first, once, and again when pyproject.toml or constraints.txt changes.
+# Each makes .venv first, once, and again when pyproject.toml or constraints.txt changes. Needs Python and pip only.
 
 PYTHON ?= $(firstword $(foreach name,python3 python3.13 python3.12 python3.11,$(shell \
 	$(name) -c 'import sys; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1 && echo $(name))))
@@ -10,7 +11,14 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test lint types format clean
+# TRL's dependencies are not ours. The stamp is named after the versions: another version installs again.
+TRL := 1.16.0
+TRL_TORCH := 2.13.0
+TRL_TRANSFORMERS := 5.24
+TRL_VENV := .venv-trl
+TRL_STAMP := $(TRL_VENV)/.trl-$(TRL)-torch-$(TRL_TORCH)-transformers-$(TRL_TRANSFORMERS)
+
+.PHONY: demo test lint types format bench-peers clean
 
 demo: $(STAMP)
 	$(BIN)/python -m paceline.demo
@@ -29,17 +37,27 @@ format: $(STAMP)
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-# torch first and alone: where the package index has a CPU build of the version, it is taken
+bench-peers: $(STAMP) $(TRL_STAMP)
+	$(BIN)/python -m paceline bench step --peer trl
+
+# torch first and alone: where the package index has a CPU build of the version, it is taken. reasoning-gym last and
+# alone: one of its requirements, pycosat, would need a C compiler, for one task (docs/dependencies.md).
 $(STAMP): pyproject.toml constraints.txt
 	@$(or $(PYTHON),false) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \
 		echo "paceline needs Python 3.11 or newer, and none was found as python3, python3.13, python3.12 or" \
 		     "python3.11. Name one: make $(MAKECMDGOALS) PYTHON=/path/to/python" >&2; exit 1; }
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install -c constraints.txt torch
-	$(BIN)/python -m pip install -c constraints.txt -e '.[gguf,dev]' || { \
-		echo "The installation failed. If pip's message above is about pycosat (needed by reasoning-gym, which ships it" \
-		     "as source only): install a C compiler and Python's headers, then run make again." >&2; exit 1; }
+	$(BIN)/python -m pip install -c constraints.txt -e '.[gguf,gym-pure,dev]'
+	$(BIN)/python -m pip install -c constraints.txt --no-deps reasoning-gym
+	@touch $@
+
+$(TRL_STAMP): | $(STAMP)
+	test -x $(TRL_VENV)/bin/python || $(BIN)/python -m venv $(TRL_VENV)
+	$(TRL_VENV)/bin/python -m pip install torch==$(TRL_TORCH)
+	$(TRL_VENV)/bin/python -m pip install torch==$(TRL_TORCH) trl==$(TRL) 'transformers==$(TRL_TRANSFORMERS).*' \
+		datasets accelerate jmespath
 	@touch $@
 
 clean:
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(TRL_VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis

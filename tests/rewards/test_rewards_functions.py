@@ -3,9 +3,9 @@ import subprocess
 import sys
 
 import pytest
-import reasoning_gym
 
 from paceline.config.errors import ConfigError
+from paceline.config.task_library import import_reasoning_gym
 from paceline.rewards.functions import resolve
 from paceline.types import RewardSpec
 
@@ -27,7 +27,8 @@ def test_exact_match_without_an_answer_is_an_error_not_a_zero():
 
 
 def gym_entry(name: str, **params):
-    return reasoning_gym.create_dataset(name, seed=1, size=1, **params)[0]
+    gym = import_reasoning_gym("task.name", name)
+    return gym.create_dataset(name, seed=1, size=1, **params)[0]
 
 
 def test_reasoning_gym_gives_the_tasks_own_score_and_strict_gives_no_part_marks():

@@ -6,10 +6,8 @@ from collections.abc import Mapping
 from enum import Enum
 from typing import Any
 
-import reasoning_gym as gym
-from reasoning_gym.factory import DATASETS
-
 from paceline.config.errors import ConfigError
+from paceline.config.task_library import import_reasoning_gym, refuse_without_solver
 from paceline.data.prompts import Example
 from paceline.data.seeds import child_seed
 
@@ -23,12 +21,15 @@ _NUM_SEEDS = 2**31
 def gym_params(name: str, params: Mapping[str, Any]) -> dict[str, Any]:
     """`params` as the task's own config takes them: names become enum members, lists become tuples.
 
-    Raises `ConfigError` for an unknown task or parameter (with the nearest), or a value the task refuses.
+    Raises `ConfigError` for an unknown task or parameter (with the nearest), a value the task refuses, or a task
+    whose packages are not installed.
     """
-    if name not in DATASETS:
-        close = difflib.get_close_matches(name, DATASETS, n=3, cutoff=0.4)
+    datasets = import_reasoning_gym("task.name", name).factory.DATASETS
+    if name not in datasets:
+        close = difflib.get_close_matches(name, datasets, n=3, cutoff=0.4)
         raise ConfigError("task.name", name, "is no reasoning-gym task", " or ".join(close) or None)
-    fields = {field.name: field for field in dataclasses.fields(DATASETS[name][1])}
+    refuse_without_solver("task.name", name)
+    fields = {field.name: field for field in dataclasses.fields(datasets[name][1])}
     converted: dict[str, Any] = {}
     for key, value in params.items():
         if key in ("seed", "size"):
@@ -75,6 +76,7 @@ def draw_examples(
 
 
 def _create(name: str, params: Mapping[str, Any], seed: int, size: int) -> Any:
+    gym = import_reasoning_gym("task.name", name)
     try:
         return gym.create_dataset(name, seed=seed, size=size, **params)
     except (AssertionError, TypeError, ValueError) as error:

@@ -3,9 +3,8 @@
 from collections.abc import Mapping
 from typing import Any
 
-import reasoning_gym as gym
-
 from paceline.config.errors import ConfigError
+from paceline.config.task_library import import_reasoning_gym
 from paceline.rewards.functions import KEY, RewardFunction
 
 
@@ -18,6 +17,7 @@ def reasoning_gym(dataset: str | None = None, params: Mapping[str, Any] | None =
     """
     if dataset is None:
         raise ConfigError(KEY, "reasoning_gym", "scores only tasks given by task.name", "exact_match")
+    gym = import_reasoning_gym(KEY, "reasoning_gym")
     score_answer = gym.create_dataset(dataset, size=1, seed=0, **(params or {})).score_answer
 
     def score(completion: str, *, answer: str | None, metadata: Mapping[str, Any], prompt: str) -> float:
