@@ -54,7 +54,6 @@ def test_every_problem_of_a_recipe_is_a_failed_line_and_the_machine_is_still_exa
         (["run.num_steps=10"], "checkpoint.every", OK),
         (["run.num_steps=10", "checkpoint.every=11"], "checkpoint.every", WARN),
         (["checkpoint.every=1", "checkpoint.asynchronous=false"], "checkpoint.every", WARN),
-        (["telemetry.profile_every=2"], "telemetry.profile_every", WARN),
         (["run.eval_every=1"], "run.eval_every", WARN),
         (["run.num_steps=100000"], "run.save_samples_every", WARN),
         (["task.reward_workers=100000"], "task.reward_workers", WARN),

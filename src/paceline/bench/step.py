@@ -16,12 +16,14 @@ import torch
 from rich.console import Console
 
 from paceline.config import Config, ConfigError, load_config
+from paceline.data.tasks import build_task
 from paceline.model.loading import load_tokenizer
 from paceline.schedules import run_training
 from paceline.telemetry.environment import cpu_model, package_versions
 from paceline.telemetry.metrics import read_metrics
 from paceline.types import STAGES
 
+PROMPTS = "prompts.jsonl"
 PEER_PYTHON = Path(".venv-trl/bin/python")
 PEER_SCRIPT = Path("benchmarks/peers/trl_step.py")
 
@@ -54,19 +56,18 @@ def length_reward(completion: str, *, answer: str | None, metadata: Any, prompt:
 def make_workload(
     model: str, num_prompts: int, num_samples: int, new_tokens: int, num_steps: int, dtype: str, folder: Path
 ) -> Workload:
-    """Chat prompts of about 50 tokens, rendered once."""
-    tokenizer = load_tokenizer(load_config(None, sections=_model_only(model)).model)
-    prompts = []
+    """Chat prompts of about 60 tokens, rendered once, by the same code that renders a run's."""
+    rows = []
     for index in range(num_prompts):
         words = ", ".join(_WORDS[(index * 3 + offset) % len(_WORDS)] for offset in range(4))
         question = f"Write one short sentence that uses each of these words: {words}."
-        text = tokenizer.apply_chat_template(
-            [{"role": "user", "content": question}], add_generation_prompt=True, tokenize=False
-        )
-        prompts.append({"text": str(text)})
+        rows.append(json.dumps({"prompt": question, "answer": str(index)}) + "\n")
+    (folder / PROMPTS).write_text("".join(rows))
+    config = _config(model, num_prompts, num_samples, new_tokens, num_steps, dtype, folder)
+    task = build_task(config, load_tokenizer(config.model))
     return Workload(
         model=model,
-        prompts=prompts,
+        prompts=[{"text": prompt.text} for prompt in task.train],
         num_samples=num_samples,
         new_tokens=new_tokens,
         num_steps=num_steps,
@@ -79,7 +80,15 @@ def make_workload(
 
 def run_ours(workload: Workload, folder: Path) -> dict[str, Any]:
     """Trains `num_steps` steps and reads the seconds back from the run's own records."""
-    config = _config(workload, folder)
+    config = _config(
+        workload.model,
+        len(workload.prompts),
+        workload.num_samples,
+        workload.new_tokens,
+        workload.num_steps,
+        workload.dtype,
+        folder,
+    )
     run_training(config, Console(quiet=True))
     records = [record.metrics for record in read_metrics(folder / "ours") if record.step > 0]
     timed = records[1:] or records
@@ -146,37 +155,35 @@ def bench_step(
     return result
 
 
-def _model_only(model: str) -> dict[str, dict[str, Any]]:
-    return {"model": {"path": model}, "task": {"path": "none.jsonl"}}
-
-
-def _config(workload: Workload, folder: Path) -> Config:
-    rows = "".join(
-        json.dumps({"prompt": p["text"], "answer": str(i)}) + "\n" for i, p in enumerate(workload.prompts)
-    )
-    (folder / "prompts.jsonl").write_text(rows)
-    num_prompts = len(workload.prompts)
+def _config(
+    model: str,
+    num_prompts: int,
+    num_samples: int,
+    new_tokens: int,
+    num_steps: int,
+    dtype: str,
+    folder: Path,
+) -> Config:
     return load_config(
         None,
         sections={
             "run": {
                 "name": "ours",
                 "dir": str(folder),
-                "num_steps": workload.num_steps,
+                "num_steps": num_steps,
                 "resume": "never",
                 "save_samples_every": 0,
             },
-            "model": {"path": workload.model, "dtype": workload.dtype},
+            "model": {"path": model, "dtype": dtype},
             "task": {
-                "path": str(folder / "prompts.jsonl"),
+                "path": str(folder / PROMPTS),
                 "eval_size": 0,
-                "use_chat_template": False,
                 "reward": "paceline.bench.step:length_reward",
                 "shuffle": False,
             },
-            "batch": {"num_prompts": num_prompts, "num_samples": workload.num_samples, "token_budget": 8192},
-            "rollout": {"max_new_tokens": workload.new_tokens, "ignore_eos": True},
-            "train": {"lr": 1e-6},
+            "batch": {"num_prompts": num_prompts, "num_samples": num_samples, "token_budget": 8192},
+            "rollout": {"max_new_tokens": new_tokens, "ignore_eos": True},
+            "train": {"lr": 1e-6, "logprob_chunk": 256},
             "checkpoint": {"save_final": False},
             "telemetry": {"live": "off"},
         },

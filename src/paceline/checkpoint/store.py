@@ -64,8 +64,11 @@ class CheckpointStore:
         *,
         world_size: int = 1,
         after_write: Callable[[str], None] | None = None,
+        on_written: Callable[[int, int], None] | None = None,
     ) -> None:
-        """`keep` complete checkpoints stay. `after_write(event)` is called after every file, rename and deletion;
+        """`on_written(start_ns, end_ns)` is told, in `time.perf_counter_ns`, when the writer thread worked.
+
+        `keep` complete checkpoints stay. `after_write(event)` is called after every file, rename and deletion;
         it is there to inject faults."""
         if keep < 1:
             raise ValueError(f"keep = {keep}: at least one checkpoint must stay")
@@ -75,6 +78,7 @@ class CheckpointStore:
         self.num_waits = 0
         """Saves that had to wait for an earlier one still being written."""
         self._after_write = after_write or (lambda event: None)
+        self._on_written = on_written or (lambda start_ns, end_ns: None)
         self._writer: threading.Thread | None = None
         self._error: BaseException | None = None
 
@@ -154,8 +158,10 @@ class CheckpointStore:
         return Loaded(tensors, json.loads((path / STATE_FILE).read_text(encoding="utf-8")))
 
     def _write_in_background(self, step: int, snapshot: Snapshot) -> None:
+        start_ns = time.perf_counter_ns()
         try:
             self._write(step, snapshot)
+            self._on_written(start_ns, time.perf_counter_ns())
         except BaseException as error:  # raised again in the caller's thread, by wait()
             self._error = error
 

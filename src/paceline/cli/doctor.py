@@ -330,11 +330,6 @@ def recipe_checkpoints(config: Config) -> list[Check]:
 def recipe_records(config: Config) -> list[Check]:
     """Settings that write or measure often."""
     checks = []
-    if 0 < config.telemetry.profile_every < 10:
-        advice = "a profiled step is slower than others: profile_every=50 is enough"
-        checks.append(
-            Check("telemetry.profile_every", WARN, f"every {config.telemetry.profile_every} steps", advice)
-        )
     per_step = config.batch.num_prompts * config.batch.num_samples
     if config.run.save_samples_every == 1 and config.run.num_steps * per_step > 1_000_000:
         found = f"{config.run.num_steps * per_step:,} samples would be written"

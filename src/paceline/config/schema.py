@@ -243,8 +243,6 @@ class TelemetrySection(Section):
     """Live terminal display; auto: on when the terminal is interactive."""
     peak_tflops: Annotated[float, Field(gt=0)] | None = None
     """Peak TFLOP/s per device for MFU on hardware the table does not know."""
-    profile_every: NonNegative = 0
-    """Run one step under the framework's profiler every so many steps; 0 = never."""
 
 
 class ClusterSection(Section):

@@ -1,8 +1,11 @@
 """Which model families can run on attention plans, and why the others are refused."""
 
 from dataclasses import dataclass
+from typing import Any
 
 from transformers import PretrainedConfig, PreTrainedModel
+
+from paceline.config.errors import ConfigError
 
 TESTED_FAMILIES = ("llama", "qwen2", "qwen3", "mistral", "gemma2", "gemma3_text")
 """`model_type`s with an equality test of packed against one-by-one evaluation (tests/model)."""
@@ -10,8 +13,14 @@ TESTED_FAMILIES = ("llama", "qwen2", "qwen3", "mistral", "gemma2", "gemma3_text"
 _PLANNED_LAYERS = frozenset({"full_attention", "sliding_attention"})
 
 
-class UnsupportedModelError(ValueError):
-    """The model cannot be trained here; the message says why and what could be used instead."""
+class UnsupportedModelError(ConfigError):
+    """The model cannot be trained here; a refusal of `model.path` that says why."""
+
+    def __init__(self, path: str, rule: str) -> None:
+        super().__init__("model.path", path, rule)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.value, self.rule)
 
 
 @dataclass(frozen=True, slots=True)

@@ -129,13 +129,11 @@ def load_model(settings: ModelSection, device: torch.device, seed: int = 0) -> C
     model_class = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
     if not isinstance(model_class, type):
         raise UnsupportedModelError(
-            f"model.path = {settings.path!r}: {config.model_type} has no causal language model in transformers"
+            settings.path, f"{config.model_type} has no causal language model in transformers"
         )
     family = check_family(config, model_class)
     if family.refusal is not None:
-        raise UnsupportedModelError(
-            f"model.path = {settings.path!r}: {config.model_type} cannot be used: {family.refusal}"
-        )
+        raise UnsupportedModelError(settings.path, f"{config.model_type} cannot be used: {family.refusal}")
     dtype = resolve_dtype(settings.dtype, device)
     module = _build(settings, config, dtype, device, seed)
     return wrap_model(module, device, family, settings.max_context)

@@ -136,7 +136,13 @@ def open_run(config: Config, display: Display) -> Iterator[Run]:
             trainer=trainer,
             engine=engine,
             sync=InProcessSync(engine, parameters, parameters, ledger),
-            store=CheckpointStore(folder.path / "checkpoints", config.checkpoint.keep),
+            store=CheckpointStore(
+                folder.path / "checkpoints",
+                config.checkpoint.keep,
+                on_written=lambda start_ns, end_ns: ledger.background(
+                    "checkpoint", "write", start_ns, end_ns
+                ),
+            ),
             old_logprob=decide_old_logprob(config),
             stop_token_ids=_stop_tokens(config, tokenizer),
         )
