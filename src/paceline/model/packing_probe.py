@@ -55,7 +55,7 @@ def probe_packing(model: CausalModel) -> ProbeResult:
     result = ProbeResult(float(difference.mean()), float(difference.max()))
     if not result.mean_difference <= _TOLERANCE[model.dtype]:
         raise UnsupportedModelError(
-            model.module.config.name_or_path,
+            str(model.module.config.name_or_path),
             f"{model.family.model_type}: packed log-probs differ from one-by-one evaluation by "
             f"{result.mean_difference:.3g} nats on average, so packing would silently change the loss; "
             "this family cannot be trained here",
