@@ -3,6 +3,7 @@
 import sys
 from pathlib import Path
 
+import pytest
 import torch
 from hypothesis import settings
 
@@ -10,3 +11,12 @@ sys.path.insert(0, str(Path(__file__).parent / "model"))
 settings.register_profile("shared-cores", deadline=None)  # a busy machine is not a failing example
 settings.load_profile("shared-cores")
 torch.set_num_threads(min(2, torch.get_num_threads()))
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Deselects tests that need a CUDA device where there is none."""
+    if torch.cuda.is_available():
+        return
+    here = [item for item in items if item.get_closest_marker("gpu") is None]
+    config.hook.pytest_deselected(items=[item for item in items if item.get_closest_marker("gpu")])
+    items[:] = here
