@@ -16,6 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from paceline.model.cpu_linear import linear_few_rows
+
 
 @dataclass(frozen=True, slots=True)
 class HeadSettings:
@@ -58,10 +60,22 @@ def scaled_logits(
     hidden_CE: Tensor, weight_VE: Tensor, bias_V: Tensor | None, settings: HeadSettings
 ) -> Tensor:
     """Capped logits over temperature, float32 [C, V]; the distribution both sampling and scoring use."""
-    logits_CV = torch.nn.functional.linear(hidden_CE, weight_VE, bias_V).float()
+    logits_CV = _raw_logits(hidden_CE, weight_VE, bias_V).float()
     if settings.softcap is not None:
         logits_CV = settings.softcap * torch.tanh(logits_CV / settings.softcap)
     return logits_CV if settings.temperature == 1.0 else logits_CV / settings.temperature
+
+
+def _raw_logits(hidden_CE: Tensor, weight_VE: Tensor, bias_V: Tensor | None) -> Tensor:
+    """Logits in the working dtype, [C, V]."""
+    if bias_V is None and hidden_CE.device.type == "cpu":
+        return linear_few_rows(hidden_CE, weight_VE)
+    return torch.nn.functional.linear(hidden_CE, weight_VE, bias_V)
+
+
+def _are_plain(settings: HeadSettings) -> bool:
+    """Whether the model's logits are the scored ones: then softmax reads them in the working dtype, in one pass."""
+    return settings.softcap is None and settings.temperature == 1.0
 
 
 class _ChunkedHead(torch.autograd.Function):
@@ -74,21 +88,20 @@ class _ChunkedHead(torch.autograd.Function):
         targets_R: Tensor,
         settings: HeadSettings,
     ) -> tuple[Tensor, Tensor]:
-        logprobs, entropies, log_zs = [], [], []
+        logprobs, entropies = [], []
         for hidden_CE, targets_C in zip(
             hidden_RE.split(settings.chunk), targets_R.split(settings.chunk), strict=True
         ):
-            logits_CV = scaled_logits(hidden_CE, weight_VE, bias_V, settings)
-            log_z_C = logits_CV.logsumexp(dim=-1)
-            log_zs.append(log_z_C)
-            logprobs.append(logits_CV.gather(-1, targets_C[:, None]).squeeze(-1) - log_z_C)
+            if _are_plain(settings):
+                log_p_CV = _raw_logits(hidden_CE, weight_VE, bias_V).log_softmax(dim=-1, dtype=torch.float32)
+            else:
+                log_p_CV = scaled_logits(hidden_CE, weight_VE, bias_V, settings).log_softmax(dim=-1)
+            logprobs.append(log_p_CV.gather(-1, targets_C[:, None]).squeeze(-1))
             # -sum(p log p), not log_z - sum(p z): the latter cancels to noise where one token has all the mass
-            log_p_CV = logits_CV.sub_(log_z_C[:, None])
             entropies.append(-log_p_CV.exp().mul_(log_p_CV).sum(dim=-1))
         logprob_R = torch.cat(logprobs) if logprobs else hidden_RE.new_zeros(0, dtype=torch.float32)
         entropy_R = torch.cat(entropies) if entropies else hidden_RE.new_zeros(0, dtype=torch.float32)
-        log_z_R = torch.cat(log_zs) if log_zs else hidden_RE.new_zeros(0, dtype=torch.float32)
-        ctx.save_for_backward(hidden_RE, weight_VE, bias_V, targets_R, log_z_R)
+        ctx.save_for_backward(hidden_RE, weight_VE, bias_V, targets_R, logprob_R)
         ctx.settings = settings
         if not settings.with_entropy_grad:
             ctx.mark_non_differentiable(entropy_R)
@@ -98,7 +111,7 @@ class _ChunkedHead(torch.autograd.Function):
     def backward(
         ctx: Any, grad_logprob_R: Tensor, grad_entropy_R: Tensor
     ) -> tuple[Tensor, Tensor | None, Tensor | None, None, None]:
-        hidden_RE, weight_VE, bias_V, targets_R, log_z_R = ctx.saved_tensors
+        hidden_RE, weight_VE, bias_V, targets_R, logprob_R = ctx.saved_tensors
         settings: HeadSettings = ctx.settings
         needs_weight = ctx.needs_input_grad[1]
         grad_hidden_RE = torch.empty_like(hidden_RE)
@@ -116,13 +129,13 @@ class _ChunkedHead(torch.autograd.Function):
                 weight_VE,
                 bias_V,
                 targets_R[rows],
-                log_z_R[rows],
+                logprob_R[rows],
                 settings,
                 grad_logprob_R[rows],
                 grad_entropy_R[rows] if settings.with_entropy_grad else None,
             )
             if grad_bias_V is not None:
-                grad_bias_V += grad_logits_CV.sum(dim=0)
+                grad_bias_V += grad_logits_CV.sum(dim=0, dtype=torch.float32)
             grad_logits_CV = grad_logits_CV.to(weight_VE.dtype)
             grad_hidden_RE[rows] = grad_logits_CV @ weight_VE
             if grad_weight_VE is not None:
@@ -141,24 +154,31 @@ def _logit_gradient(
     weight_VE: Tensor,
     bias_V: Tensor | None,
     targets_C: Tensor,
-    log_z_C: Tensor,
+    logprob_C: Tensor,
     settings: HeadSettings,
     grad_logprob_C: Tensor,
     grad_entropy_C: Tensor | None,
 ) -> Tensor:
-    """Gradient with respect to the uncapped, unscaled logits of one chunk, float32 [C, V]."""
+    """Gradient with respect to the uncapped, unscaled logits of one chunk, [C, V], in float32 or the working dtype.
+
+    The target's entry, gradient * (1 - p), is formed in float32: 1 - p cancels where p is near 1.
+    """
+    target_C1 = (grad_logprob_C * -torch.expm1(logprob_C))[:, None]
+    if _are_plain(settings) and grad_entropy_C is None:
+        p_CV = _raw_logits(hidden_CE, weight_VE, bias_V).softmax(dim=-1)
+        grad_CV = p_CV.mul_(-grad_logprob_C[:, None].to(p_CV.dtype))
+        return grad_CV.scatter_(-1, targets_C[:, None], target_C1.to(grad_CV.dtype))
     logits_CV = scaled_logits(hidden_CE, weight_VE, bias_V, settings)
     slope_CV = None
     if settings.softcap is not None:
         slope_CV = 1.0 - (logits_CV * (settings.temperature / settings.softcap)) ** 2
-    log_p_CV = logits_CV.sub_(log_z_C[:, None])
-    if grad_entropy_C is None:
-        grad_CV = log_p_CV.exp_().mul_(-grad_logprob_C[:, None])
-    else:
-        p_CV = log_p_CV.exp()
+    log_p_CV = logits_CV.log_softmax(dim=-1)
+    p_CV = log_p_CV.exp()
+    grad_CV = p_CV * -grad_logprob_C[:, None]
+    grad_CV.scatter_(-1, targets_C[:, None], target_C1)
+    if grad_entropy_C is not None:
         entropy_C1 = -(p_CV * log_p_CV).sum(dim=-1, keepdim=True)
-        grad_CV = p_CV * -(grad_logprob_C[:, None] + grad_entropy_C[:, None] * (log_p_CV + entropy_C1))
-    grad_CV.scatter_add_(-1, targets_C[:, None], grad_logprob_C[:, None])
+        grad_CV -= grad_entropy_C[:, None] * p_CV * (log_p_CV + entropy_C1)
     if slope_CV is not None:
         grad_CV *= slope_CV
     return grad_CV if settings.temperature == 1.0 else grad_CV.div_(settings.temperature)

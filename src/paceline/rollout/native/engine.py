@@ -66,7 +66,7 @@ class NativeEngine:
         """Frees the KV cache."""
         self._cache = None
 
-    @torch.no_grad()
+    @torch.inference_mode()
     def generate(
         self, requests: Sequence[RolloutRequest], params: SamplingParams, on_sample: OnSample | None = None
     ) -> list[tuple[Sample, ...]]:
