@@ -54,14 +54,24 @@ def length_reward(completion: str, *, answer: str | None, metadata: Any, prompt:
 
 
 def make_workload(
-    model: str, num_prompts: int, num_samples: int, new_tokens: int, num_steps: int, dtype: str, folder: Path
+    model: str,
+    num_prompts: int,
+    num_samples: int,
+    new_tokens: int,
+    num_steps: int,
+    dtype: str,
+    num_examples: int,
+    folder: Path,
 ) -> Workload:
-    """Chat prompts of about 60 tokens, rendered once, by the same code that renders a run's."""
+    """Chat prompts with worked examples as earlier turns, rendered once, by the same code that renders a run's."""
     rows = []
     for index in range(num_prompts):
-        words = ", ".join(_WORDS[(index * 3 + offset) % len(_WORDS)] for offset in range(4))
-        question = f"Write one short sentence that uses each of these words: {words}."
-        rows.append(json.dumps({"prompt": question, "answer": str(index)}) + "\n")
+        messages = []
+        for example in range(num_examples):
+            messages.append({"role": "user", "content": _question(100 + 5 * example)})
+            messages.append({"role": "assistant", "content": ", ".join(_words(100 + 5 * example)[::-1])})
+        messages.append({"role": "user", "content": _question(3 * index)})
+        rows.append(json.dumps({"prompt": messages, "answer": str(index)}) + "\n")
     (folder / PROMPTS).write_text("".join(rows))
     config = _config(model, num_prompts, num_samples, new_tokens, num_steps, dtype, folder)
     task = build_task(config, load_tokenizer(config.model))
@@ -137,14 +147,17 @@ def bench_step(
     new_tokens: int,
     num_steps: int,
     dtype: str,
+    num_examples: int,
     peer: str | None,
     folder: Path,
 ) -> dict[str, Any]:
     """Runs the workload (and the peer, if named) and returns figures with everything that they depend on."""
     folder.mkdir(parents=True, exist_ok=True)
-    workload = make_workload(model, num_prompts, num_samples, new_tokens, num_steps, dtype, folder)
+    workload = make_workload(
+        model, num_prompts, num_samples, new_tokens, num_steps, dtype, num_examples, folder
+    )
     result: dict[str, Any] = {
-        "workload": {**asdict(workload), "prompts": len(workload.prompts)},
+        "workload": {**asdict(workload), "prompts": len(workload.prompts), "num_examples": num_examples},
         "cpu": cpu_model(),
         "versions": package_versions(),
         "paceline": run_ours(workload, folder),
@@ -153,6 +166,14 @@ def bench_step(
         result[peer] = run_peer(workload, folder)
         result["ratio"] = result[peer]["median_s"] / result["paceline"]["median_s"]
     return result
+
+
+def _words(start: int) -> list[str]:
+    return [_WORDS[(start + offset) % len(_WORDS)] for offset in range(4)]
+
+
+def _question(start: int) -> str:
+    return f"Reverse this list of words and answer with the words alone: {', '.join(_words(start))}"
 
 
 def _config(

@@ -91,6 +91,7 @@ def bench(
     new_tokens: Annotated[int, typer.Option(min=1)] = 64,
     num_steps: Annotated[int, typer.Option(min=1, help="The first one warms up.")] = 6,
     dtype: Annotated[str, typer.Option(help="float32 or bfloat16.")] = "bfloat16",
+    num_examples: Annotated[int, typer.Option(min=0, help="Worked examples in every prompt.")] = 4,
     peer: Annotated[str | None, typer.Option(help="trl: the same workload in its own environment.")] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -106,7 +107,9 @@ def bench(
 
     path = model or str(ensure_smollm2())
     with tempfile.TemporaryDirectory(prefix="paceline-bench-") as folder:
-        result = bench_step(path, num_prompts, num_samples, new_tokens, num_steps, dtype, peer, Path(folder))
+        result = bench_step(
+            path, num_prompts, num_samples, new_tokens, num_steps, dtype, num_examples, peer, Path(folder)
+        )
     print(json.dumps(result, indent=2) if as_json else _bench_text(result))
 
 
