@@ -135,6 +135,30 @@ def test_a_stopped_run_resumes_bit_equal_to_an_uninterrupted_one(tmp_path):
         assert torch.equal(masters(cut.run_dir, 4)[name], tensor)
 
 
+def test_sigterm_before_the_first_step_or_after_a_step_looked_for_it_loses_nothing(tmp_path, monkeypatch):
+    from paceline.schedules import recorder
+
+    def signalled(original):
+        def then_signal(self, *args):
+            original(self, *args)
+            os.kill(os.getpid(), signal.SIGTERM)
+
+        return then_signal
+
+    with monkeypatch.context() as patched:
+        patched.setattr(recorder.Recorder, "evaluate_before", signalled(recorder.Recorder.evaluate_before))
+        early = train(tmp_path, run={"name": "early"})
+    assert early.summary["status"] == "stopped" and early.summary["num_steps"] == 0
+    with monkeypatch.context() as patched:
+        patched.setattr(recorder.Recorder, "end", signalled(recorder.Recorder.end))
+        late = train(tmp_path, run={"name": "late"})
+    assert late.summary["status"] == "stopped" and late.summary["num_steps"] == 1
+    assert (late.run_dir / "checkpoints" / "step_1").exists()
+    whole = train(tmp_path, run={"name": "whole"})
+    for name in ("early", "late"):
+        assert learned(train(tmp_path, run={"name": name}).run_dir) == learned(whole.run_dir)
+
+
 def _stop_after_step(config, step):
     """Runs until SIGTERM, which the process sends itself in the middle of `step`."""
     from paceline.schedules import recorder

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from paceline.report.palette import UNACCOUNTED, ordered
 from paceline.report.run_data import RunData
 from paceline.telemetry.flops import mfu
-from paceline.telemetry.hardware import lookup
+from paceline.telemetry.hardware import known_peak_tflops
 from paceline.telemetry.records import RankLedger, SectionRecord
 
 
@@ -67,11 +67,11 @@ def stage_totals(sections: Iterable[SectionRecord]) -> dict[str, StageTotal]:
 
 def peak_of(run: RunData) -> float | None:
     """Peak TFLOP/s of the run's device; None on hardware that neither the table nor the recipe knows."""
-    if stated := run.setting("telemetry.peak_tflops"):
-        return float(stated)
-    name = run.environment.get("device_name")
-    hardware = lookup(str(name)) if name else None
-    return hardware.bf16_tflops if hardware else None
+    stated = run.setting("telemetry.peak_tflops")
+    name, dtype = run.environment.get("device_name"), run.environment.get("dtype")
+    return known_peak_tflops(
+        None if name is None else str(name), str(dtype), None if stated is None else float(stated)
+    )
 
 
 def stage_rows(run: RunData) -> list[StageRow]:

@@ -35,6 +35,7 @@ class Recorder:
         self._run = run
         self.metrics = MetricAccumulator()
         self.step_values: dict[str, float] = {}
+        self._saved_step = run.state.step
 
     def begin(self, step: int) -> None:
         """A step starts."""
@@ -96,7 +97,15 @@ class Recorder:
             run.display.phase("saving a checkpoint")
             waits_before = run.store.num_waits
             self.step_values["checkpoint/blocked_s"] = save(run)
+            self._saved_step = step
             self.step_values["checkpoint/waits"] = run.store.num_waits - waits_before
+
+    def save_if_interrupted(self) -> None:
+        """Saves the last step if a request to stop came after the step had looked for one."""
+        run = self._run
+        if run.stop.requested and run.state.step != self._saved_step:
+            save(run)
+            self._saved_step = run.state.step
 
     def end(self, step: int) -> None:
         """The step's section is closed: its seconds are known."""

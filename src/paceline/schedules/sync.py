@@ -14,8 +14,9 @@ from paceline.schedules.setup import Run
 
 
 def train_synchronously(run: Run, recorder: Recorder) -> None:
-    """Trains until `run.num_steps`, or until a request to stop is heard at the end of a step."""
-    for step in range(run.state.step + 1, run.config.run.num_steps + 1):
+    """Trains until `run.num_steps`, or until a request to stop is heard before or after a step."""
+    while run.state.step < run.config.run.num_steps and not run.stop.requested:
+        step = run.state.step + 1
         with run.ledger.step(step):
             recorder.begin(step)
             rollout = collect_groups(run, step)
@@ -30,8 +31,7 @@ def train_synchronously(run: Run, recorder: Recorder) -> None:
             recorder.evaluate_if_due(step)
             recorder.save_if_due(step)
         recorder.end(step)
-        if run.stop.requested:
-            break
+    recorder.save_if_interrupted()
 
 
 def mini_batches(run: Run, groups: Sequence[Sequence[TrainSample]], step: int) -> Iterator[list[TrainSample]]:

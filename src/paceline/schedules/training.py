@@ -39,8 +39,9 @@ def run_training(config: Config, console: Console | None = None) -> RunResult:
     with Display(title, config.run.num_steps, config.telemetry.live, console) as display:
         display.note(f"{title} · {config.task.name or config.task.path}")
         with open_run(config, display) as run:
+            resumed = resume(run)
             recorder = Recorder(run)
-            if resume(run):
+            if resumed:
                 recorder.restore_lost_record()
             display.note(f"  old log-probs: {run.old_logprob.source} ({run.old_logprob.reason})")
             try:
@@ -60,7 +61,7 @@ def _train(run: Run, recorder: Recorder) -> Mapping[str, Any]:
         run.store.wait()
         if run.config.checkpoint.export_hf:
             export_hf(run.model.module, run.tokenizer, run.folder.path / "export")
-    if run.trainer.optimizer.state()["num_applied"] == 0:
+    if run.trainer.optimizer.state()["num_applied"] == 0 and not run.stop.requested:
         raise NothingTrainedError(
             f"{run.state.step} steps without a single optimiser update: every update was skipped or had no token to "
             "train on; see updates/* in metrics.jsonl"
