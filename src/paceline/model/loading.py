@@ -18,6 +18,7 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
+from transformers.utils import logging as hf_logging
 
 from paceline.config.errors import ConfigError
 from paceline.config.schema import ModelSection
@@ -159,6 +160,8 @@ def wrap_model(
 
 
 def _load_config(settings: ModelSection) -> PretrainedConfig:
+    if settings.path.startswith(("/", ".", "~")) and not Path(settings.path).is_dir():
+        raise ConfigError("model.path", settings.path, "there is no such folder")
     try:
         config: PretrainedConfig = AutoConfig.from_pretrained(
             settings.path, revision=settings.revision, trust_remote_code=settings.trust_remote_code
@@ -174,6 +177,7 @@ def _build(
     settings: ModelSection, config: PretrainedConfig, dtype: torch.dtype, device: torch.device, seed: int
 ) -> PreTrainedModel:
     register_attention()
+    hf_logging.disable_progress_bar()  # paceline shows its own progress
     common: dict[str, Any] = {"dtype": dtype, "trust_remote_code": settings.trust_remote_code}
     if settings.random_weights:
         torch.manual_seed(seed)

@@ -94,6 +94,8 @@ def open_run(config: Config, display: Display) -> Iterator[Run]:
             tokenizer = load_tokenizer(config.model)
             task = build_task(config, tokenizer, context)
             resolve(task.reward)
+            check_lengths(config, task.longest_prompt, context)
+            loader = PromptLoader(task.train, config.batch.num_prompts, config.run.seed, config.task.shuffle)
         pool = stack.enter_context(
             RewardPool(
                 task.reward,
@@ -105,7 +107,6 @@ def open_run(config: Config, display: Display) -> Iterator[Run]:
         with ledger.span("setup", "model"):
             display.phase("loading the model")
             model = load_model(config.model, device, config.run.seed)
-            check_lengths(config, task.longest_prompt, model.max_context)
             probe = probe_packing(model) if config.model.verify_packing else None
             reference = (
                 load_model(config.model, device, config.run.seed) if _needs_reference(config) else None
@@ -129,7 +130,7 @@ def open_run(config: Config, display: Display) -> Iterator[Run]:
             stop=stop,
             tokenizer=tokenizer,
             task=task,
-            loader=PromptLoader(task.train, config.batch.num_prompts, config.run.seed, config.task.shuffle),
+            loader=loader,
             pool=pool,
             model=model,
             reference=reference,
