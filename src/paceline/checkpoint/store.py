@@ -172,7 +172,7 @@ class CheckpointStore:
         partial.mkdir()
         try:
             self._write_files(partial, step, snapshot)
-        except BaseException:
+        except BaseException:  # whatever stopped the write, a partial folder must not stay behind; raised on
             shutil.rmtree(partial)
             raise
         self._publish(partial, step)
