@@ -30,7 +30,7 @@ def shape_config(name: str) -> PretrainedConfig:
             num_key_value_heads=8,
             intermediate_size=14_336,
             rms_norm_eps=1e-5,
-            rope_theta=500_000.0,
+            rope_parameters={"rope_type": "default", "rope_theta": 500_000.0},
             max_position_embeddings=8192,
             tie_word_embeddings=False,
         )
