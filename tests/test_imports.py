@@ -26,6 +26,7 @@ TABLE: dict[str, set[str]] = {
     "queue": {"config", "telemetry"},
     "sync": {"config", "telemetry"},
     "checkpoint": {"config", "telemetry"},
+    "launch": {"config", "checkpoint"},
     "diagnosis": {"config"},
     "planner": {"config", "diagnosis"},
     "lab": {"config", "diagnosis", "planner"},
@@ -41,6 +42,7 @@ TORCH_FREE_FOLDERS = {"types", "config", "batching", "diagnosis", "planner", "la
 TORCH_FREE_MODULES = [
     "paceline",
     "paceline.cli",
+    "paceline.launch",
     "paceline.telemetry",
     "paceline.rewards",
     "paceline.data.seeds",

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from paceline.config import load_config
+from paceline.config import Config, load_config
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,13 +32,21 @@ def train(
 ) -> Run:
     """Trains to the end and returns the run.
 
+    With `cluster.num_devices` above 1 the ranks are processes of their own, started and awaited here.
+
     `recipe` is a YAML file or None. Settings come as keywords, one per section, `train={"lr": 1e-5}`, or as texts,
     `overrides=["train.lr=1e-5"]`; the texts win over the keywords, and both over the recipe.
 
     Raises:
         paceline.ConfigError: refused before anything started; the message names the setting and what would do.
+        paceline.launch.ranks.RankFailedError: a rank failed while running.
     """
-    config = load_config(recipe, overrides, sections=sections)
+    return start_training(load_config(recipe, overrides, sections=sections))
+
+
+def start_training(config: Config) -> Run:
+    """The same from a checked config."""
+    from paceline.launch.dispatch import run_or_launch
     from paceline.schedules import run_training
 
-    return Run(Path(run_training(config).run_dir))
+    return Run(run_or_launch(config, "train", lambda config: run_training(config).run_dir))

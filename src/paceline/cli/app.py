@@ -5,18 +5,23 @@ torch.
 """
 
 import json
-import sys
 import tempfile
-import traceback
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from paceline.cli.endings import (
+    DONE,
+    FAILED,
+    REFUSED,
+    failure,
+    own_placement,
+    refusal,
+    speaks_for_the_run,
+)
 from paceline.config import ConfigError, describe, explain, load_config
-
-DONE, FAILED, REFUSED = 0, 1, 2
 
 app = typer.Typer(
     help="LLM reinforcement-learning post-training that is fast by construction and explains itself.",
@@ -46,10 +51,11 @@ def train(
     if dry_run:
         print(describe(config))
         return
-    from paceline.schedules import run_training
+    from paceline.api import start_training
 
-    result = run_training(config)
-    print(f"run: {result.run_dir}")
+    run = start_training(config)
+    if speaks_for_the_run(own_placement()):
+        print(f"run: {run.dir}")
 
 
 @app.command()
@@ -163,24 +169,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         app(args=None if arguments is None else list(arguments))
     except ConfigError as error:
-        for problem in error.problems:
-            print(f"refused: {problem.line}", file=sys.stderr)
-        return REFUSED
+        return refusal(error, own_placement())
     except (
         SystemExit
     ) as stop:  # typer's way to end: 0 after a command, 2 after a usage error, 1 when interrupted
         return stop.code if isinstance(stop.code, int) else FAILED
     except Exception as error:  # the outermost frame: everything else means the run failed, and says why
-        return _failure(error)
+        return failure(error, own_placement())
     return DONE
-
-
-def _failure(error: Exception) -> int:
-    traceback.print_exception(error)
-    cause = error
-    while isinstance(cause.__cause__, Exception):
-        cause = cause.__cause__
-    if cause is not error:
-        print(f"caused by: {type(cause).__name__}: {cause}", file=sys.stderr)
-    print(f"failed: {type(error).__name__}: {error}", file=sys.stderr)
-    return FAILED

@@ -246,10 +246,12 @@ class TelemetrySection(Section):
 
 
 class ClusterSection(Section):
-    device: Literal["auto", "cpu", "cuda"] = "auto"
-    """Device type; auto: CUDA where present, else CPU."""
+    device: Literal["auto", "cpu", "cuda", "npu"] = "auto"
+    """Device type; auto: CUDA where present, else an NPU, else CPU. NPUs (torch-npu) are unverified."""
     num_devices: Positive = 1
-    """Devices that train together."""
+    """Devices that train together, one process (rank) each."""
+    collective_timeout_s: Annotated[float, Field(gt=0)] = 1800.0
+    """Seconds a rank waits for the others before it ends the run and names who is missing."""
     num_threads: NonNegative = 0
     """CPU threads per process; 0 = torch's own choice."""
 

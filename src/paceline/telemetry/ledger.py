@@ -105,8 +105,11 @@ class Span:
                 self.stage, self.name, self.absorb = outer.stage, f"{self.stage} {self.name}".rstrip(), True
             if outer.stage != self.stage and ledger.sample_memory is not None:
                 ledger.section.take_memory(outer.stage, ledger.sample_memory())
-        elif ledger.sample_memory is not None:
-            ledger.section.take_memory(None, ledger.sample_memory())
+        else:
+            if ledger.sample_memory is not None:
+                ledger.section.take_memory(None, ledger.sample_memory())
+            if ledger.on_stage is not None:
+                ledger.on_stage(self.stage)
         self.depth = len(stack)
         self.children_ns = 0
         stack.append(self)
@@ -152,6 +155,7 @@ class Ledger:
         sample_host: gives resident host memory; asked once for every span that lies in no other.
         since_process_start: count the time from the start of the process to here (the interpreter, imports) as a
             span `start` of stage `setup`. Only the first ledger of a process that asks gets it.
+        on_stage: told the stage of every span that lies in no other, as it begins.
     """
 
     def __init__(
@@ -162,11 +166,13 @@ class Ledger:
         sample_memory: MemorySampler | None = None,
         sample_host: Callable[[], int] | None = None,
         since_process_start: bool = False,
+        on_stage: Callable[[str], None] | None = None,
     ) -> None:
         self.now_ns = clock_ns
         """The ledger's clock."""
         self.thread_id = get_ident()
         self.sample_memory, self._sample_host = sample_memory, sample_host
+        self.on_stage = on_stage
         self.stack: list[Span] = []
         self._background: list[dict[str, Any]] = []
         self._background_lock = threading.Lock()
