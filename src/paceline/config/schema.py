@@ -216,6 +216,12 @@ class TrainSection(Section):
     """Response tokens per chunk of the log-prob head; its peak extra memory is chunk x vocabulary."""
     gradient_checkpointing: bool = False
     """Recompute layer activations in the backward pass."""
+    reshard_after_forward: bool = True
+    """Several ranks: free a layer's gathered weights after its forward pass and gather them again for the backward
+    pass; false keeps them, which saves one gather and costs a copy of the working weights."""
+    forward_prefetch: NonNegative = 1
+    """Several ranks: how many layers ahead the forward pass gathers weights explicitly; 0 = only what the order of
+    kernels overlaps by itself."""
 
 
 class ScheduleSection(Section):
@@ -249,7 +255,18 @@ class ClusterSection(Section):
     device: Literal["auto", "cpu", "cuda", "npu"] = "auto"
     """Device type; auto: CUDA where present, else an NPU, else CPU. NPUs (torch-npu) are unverified."""
     num_devices: Positive = 1
-    """Devices that train together, one process (rank) each."""
+    """Devices that train together, one process each:
+    replicate_size x shard_size x sequence_parallel_size x tensor_parallel_size."""
+    replicate_size: Positive = 1
+    """Copies of the sharded weights (HSDP): gradients are all-reduced over them once per update, and only within one
+    copy are weights gathered. Put it where links are slow: between nodes."""
+    shard_size: Positive | None = None
+    """Data ranks that share one copy of weights, gradients and optimiser state (FSDP); default: all that are left."""
+    sequence_parallel_size: Positive = 1
+    """Ranks that share every sequence (Ulysses): each computes a part of its tokens, and a part of the heads in
+    attention. A micro-batch may then hold token_budget x this many tokens."""
+    tensor_parallel_size: Positive = 1
+    """Ranks that share every matrix product and the vocabulary; keep them on one node."""
     collective_timeout_s: Annotated[float, Field(gt=0)] = 1800.0
     """Seconds a rank waits for the others before it ends the run and names who is missing."""
     num_threads: NonNegative = 0

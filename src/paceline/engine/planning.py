@@ -10,7 +10,7 @@ from paceline.batching.packs import plan_packed_rows
 from paceline.batching.padding import plan_padded
 from paceline.batching.prefixes import PackItem, build_pack
 from paceline.config.schema import BatchSection
-from paceline.engine.samples import TrainSample, group_by_prompt
+from paceline.engine.samples import TokenPair, group_by_prompt, num_tokens
 from paceline.model.inputs import ModelInputs, packed_inputs, padded_inputs
 from paceline.telemetry.flops import ModelShape
 
@@ -49,26 +49,26 @@ def cost_model(shape: ModelShape) -> CostModel:
 
 
 def plan_batch(
-    samples: Sequence[TrainSample], settings: BatchSection, token_budget: int, cost: CostModel
+    samples: Sequence[TokenPair], settings: BatchSection, token_budget: int, cost: CostModel
 ) -> BatchPlan:
     """Plans one pass over `samples` under a strict `token_budget` per micro-batch.
 
     Raises:
         OverBudgetError: a sample is longer than the budget and `batch.overlong` is "refuse".
     """
-    num_tokens = sum(sample.num_tokens for sample in samples)
+    lengths = [num_tokens(sample) for sample in samples]
     if not samples:
         return BatchPlan((), 0, 0)
     if settings.layout == "padded":
         padded = plan_padded(
-            [sample.num_tokens for sample in samples],
+            lengths,
             token_budget,
             pad_to=settings.pad_to,
             overlong=settings.overlong,
         )
         return BatchPlan(
             tuple((micro_batch.rows, micro_batch.width) for micro_batch in padded.micro_batches),
-            num_tokens,
+            sum(lengths),
             padded.num_overlong,
         )
     groups = group_by_prompt(samples)
@@ -84,11 +84,11 @@ def plan_batch(
         (tuple(groups[part.group][response] for part in row for response in part.responses), None)
         for row in packed.rows
     )
-    return BatchPlan(rows, num_tokens, packed.num_overlong)
+    return BatchPlan(rows, sum(lengths), packed.num_overlong)
 
 
 def build_micro_batch(
-    samples: Sequence[TrainSample],
+    samples: Sequence[TokenPair],
     row: tuple[int, ...],
     width: int | None,
     share_prefixes: bool,

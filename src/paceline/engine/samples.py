@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -9,6 +10,25 @@ import numpy.typing as npt
 from paceline.algorithms.denominators import Denominator
 
 FloatArray = npt.NDArray[np.float32]
+
+
+class TokenPair(Protocol):
+    """What planning needs of a sample, whatever the role that trains on it."""
+
+    @property
+    def prompt_ids(self) -> tuple[int, ...]:
+        """Tokens that are read only."""
+        ...
+
+    @property
+    def response_ids(self) -> tuple[int, ...]:
+        """Tokens that get a value each; at least one."""
+        ...
+
+
+def num_tokens(sample: TokenPair) -> int:
+    """Prompt plus response."""
+    return len(sample.prompt_ids) + len(sample.response_ids)
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +64,7 @@ class TrainSample:
         return bool(np.any(self.advantages * self.loss_mask))
 
 
-def group_by_prompt(samples: Sequence[TrainSample]) -> list[list[int]]:
+def group_by_prompt(samples: Sequence[TokenPair]) -> list[list[int]]:
     """Indices of samples that share a prompt's tokens, prompts in order of first appearance."""
     groups: dict[tuple[int, ...], list[int]] = {}
     for index, sample in enumerate(samples):
