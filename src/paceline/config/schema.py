@@ -7,7 +7,7 @@ Rules that span several fields live in `config/rules.py`.
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 Positive = Annotated[int, Field(ge=1)]
 NonNegative = Annotated[int, Field(ge=0)]
@@ -195,6 +195,15 @@ class RolloutSection(Section):
     """Generate until max_new_tokens whatever is sampled (benchmarks)."""
 
 
+Recompute = Literal["none", "all", "every_k", "selective"]
+SelectiveKeep = Literal["matmuls", "half_matmuls", "attention"]
+
+
+def _recompute_of_a_switch(value: Any) -> Any:
+    """Recipes written when the setting was a switch stay valid: false is none, true is all."""
+    return {True: "all", False: "none"}[value] if isinstance(value, bool) else value
+
+
 class TrainSection(Section):
     lr: NonNegativeFloat = 1e-6
     """Peak learning rate."""
@@ -214,14 +223,22 @@ class TrainSection(Section):
     """Stop with an error after so many consecutive updates skipped for a non-finite gradient."""
     logprob_chunk: Positive = 1024
     """Response tokens per chunk of the log-prob head; its peak extra memory is chunk x vocabulary."""
-    gradient_checkpointing: bool = False
-    """Recompute layer activations in the backward pass."""
     reshard_after_forward: bool = True
     """Several ranks: free a layer's gathered weights after its forward pass and gather them again for the backward
     pass; false keeps them, which saves one gather and costs a copy of the working weights."""
     forward_prefetch: NonNegative = 1
     """Several ranks: how many layers ahead the forward pass gathers weights explicitly; 0 = only what the order of
     kernels overlaps by itself."""
+    gradient_checkpointing: Annotated[Recompute, BeforeValidator(_recompute_of_a_switch)] = "none"
+    """What the backward pass computes again instead of keeping it. none: nothing; all: every decoder layer from its
+    input; every_k: every `checkpoint_every`-th layer; selective: everything but the results of matrix products and
+    attention (`selective_keep`). Results are the same bits. true and false are read as all and none."""
+    checkpoint_every: Positive = 2
+    """gradient_checkpointing: every_k recomputes every so many layers; 1 = all of them."""
+    selective_keep: SelectiveKeep = "matmuls"
+    """gradient_checkpointing: selective keeps the outputs of attention, and of all matrix products (matmuls), of
+    every second one (half_matmuls: about half the memory, half the recomputed FLOPs of all), or of none
+    (attention)."""
 
 
 class ScheduleSection(Section):

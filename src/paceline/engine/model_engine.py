@@ -18,6 +18,7 @@ from paceline.config.schema import BatchSection, TrainSection
 from paceline.engine.mesh import RankMesh
 from paceline.engine.optimizer import MasterAdamW, UpdateOutcome
 from paceline.engine.planning import BatchPlan, MicroBatch, build_micro_batch, cost_model, plan_batch
+from paceline.engine.recompute import apply_recompute, decoder_layers
 from paceline.engine.samples import FloatArray, TokenPair
 from paceline.model.inputs import ModelInputs
 from paceline.model.loading import CausalModel
@@ -70,11 +71,7 @@ class ModelEngine:
         self._train, self._batch, self._ledger, self._prefix = train, batch, ledger, metric_prefix
         self._optimizer: MasterAdamW | None = None
         if num_updates is not None:
-            if train.gradient_checkpointing:
-                model.module.train()  # transformers checkpoints in train mode only; no tested family has dropout on
-                model.module.gradient_checkpointing_enable(
-                    gradient_checkpointing_kwargs={"use_reentrant": False}
-                )
+            apply_recompute(decoder_layers(model.module, model.shape.num_layers), train)
             self._optimizer = MasterAdamW(dict(model.module.named_parameters()), train, num_updates)
 
     @property
