@@ -6,7 +6,7 @@ from paceline.checkpoint.errors import (
     NonFiniteStateError,
     WorldSizeError,
 )
-from paceline.checkpoint.export import export_hf
+from paceline.checkpoint.export import export_hf, replaced_folder
 from paceline.checkpoint.signals import StopRequest
 from paceline.checkpoint.store import CheckpointStore, Found, Loaded
 
@@ -20,4 +20,5 @@ __all__ = [
     "StopRequest",
     "WorldSizeError",
     "export_hf",
+    "replaced_folder",
 ]

@@ -57,6 +57,11 @@ COMMON_NAMES: dict[str, str] = {
     "adv_estimator": "algorithm.advantage",
     "loss_agg_mode": "algorithm.aggregation",
     "report_to": "telemetry.sinks",
+    "lora_r": "lora.rank",
+    "lora_rank": "lora.rank",
+    "lora_alpha": "lora.alpha",
+    "lora_dropout": "lora.dropout",
+    "lora_target_modules": "lora.target_modules",
     "num_gpus": "cluster.num_devices",
     "num_workers": "task.reward_workers",
 }

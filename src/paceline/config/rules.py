@@ -28,6 +28,22 @@ def run_name_is_one_folder(config: Config) -> ConfigError | None:
     )
 
 
+def adapters_have_no_dropout(config: Config) -> ConfigError | None:
+    if config.lora.dropout == 0.0:
+        return None
+    rule = (
+        "must be 0: with dropout, sampled, old and new log-probs of the same weights would differ at random"
+    )
+    return ConfigError("lora.dropout", config.lora.dropout, rule, "0")
+
+
+def adapter_settings_have_a_rank(config: Config) -> ConfigError | None:
+    lora = config.lora
+    if lora.rank or (lora.alpha is None and not lora.target_modules):
+        return None
+    return ConfigError("lora.rank", 0, "must be above 0 for lora.alpha and lora.target_modules to act", "16")
+
+
 def task_has_one_source(config: Config) -> ConfigError | None:
     name, path = config.task.name, config.task.path
     if name and path:
@@ -201,6 +217,8 @@ def devices_are_supported(config: Config) -> ConfigError | None:
 RULES: tuple[Rule, ...] = (
     model_is_named,
     run_name_is_one_folder,
+    adapters_have_no_dropout,
+    adapter_settings_have_a_rank,
     task_has_one_source,
     task_options_match_its_source,
     evaluation_has_prompts,

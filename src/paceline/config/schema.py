@@ -60,6 +60,25 @@ class ModelSection(Section):
     """Before training, compare packed with one-by-one log-probs on the loaded model and refuse if they differ."""
 
 
+class LoraSection(Section):
+    """Low-rank adapters (LoRA). With them, only adapter parameters are trained, held by the optimiser and saved."""
+
+    rank: NonNegative = 0
+    """Rank of the adapters; 0 = none, all weights are trained."""
+    alpha: Annotated[float, Field(gt=0)] | None = None
+    """The adapter's product is scaled by alpha / rank; default: twice the rank."""
+    target_modules: tuple[str, ...] = ()
+    """Linear layers that get an adapter, by the last part of their name (q_proj, down_proj); empty: all of the model's
+    layers, the output head excepted."""
+    dropout: NonNegativeFloat = 0.0
+    """Adapter dropout; anything but 0 is refused: sampled, old and new log-probs must come from one function."""
+
+    @property
+    def scaled_alpha(self) -> float:
+        """`alpha`, or its default."""
+        return 2.0 * self.rank if self.alpha is None else self.alpha
+
+
 class TaskSection(Section):
     name: str | None = None
     """A reasoning-gym task by name, such as `word_sorting`; exclusive with `path`."""
@@ -295,6 +314,7 @@ class Config(Section):
 
     run: RunSection = RunSection()
     model: ModelSection = ModelSection()
+    lora: LoraSection = LoraSection()
     task: TaskSection = TaskSection()
     algorithm: AlgorithmSection = AlgorithmSection()
     batch: BatchSection = BatchSection()

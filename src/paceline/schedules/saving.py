@@ -1,10 +1,16 @@
 """What a checkpoint of a run holds, and how a run takes it up again."""
 
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from torch import Tensor
+from transformers import PreTrainedTokenizerBase
 
-from paceline.config import ConfigError
+from paceline.checkpoint import export_hf, replaced_folder
+from paceline.config import Config, ConfigError
+from paceline.model.loading import CausalModel
+from paceline.model.lora import AdaptedModel, save_adapter
 from paceline.schedules.setup import Run
 
 
@@ -25,6 +31,7 @@ def save(run: Run) -> float:
         "loader": run.loader.state_dict(),
         "weight_version": run.engine.weight_version,
         "seed": run.config.run.seed,
+        "lora": adapter_identity(run.config),
     }
     with run.ledger.span("checkpoint"):
         return run.store.save(run.state.step, tensors, state, asynchronous=run.config.checkpoint.asynchronous)
@@ -54,6 +61,7 @@ def resume(run: Run) -> bool:
                 "a resumed run keeps its master seed, or prompts and samples would repeat",
                 str(loaded.state["seed"]),
             )
+        check_adapters(run.config, loaded.state)
         run.trainer.optimizer.load(
             loaded.tensors["masters"], loaded.tensors.get("moments", {}), loaded.state["optimizer"]
         )
@@ -63,3 +71,42 @@ def resume(run: Run) -> bool:
         run.state.figures = loaded.state["figures"]
     run.display.note(f"  resumed after step {run.state.step} from {found.path}")
     return True
+
+
+def adapter_identity(config: Config) -> dict[str, Any] | None:
+    """What a checkpoint that holds adapters alone must be put back onto; None without adapters."""
+    lora = config.lora
+    if not lora.rank:
+        return None
+    return {
+        "rank": lora.rank,
+        "alpha": lora.scaled_alpha,
+        "target_modules": sorted(lora.target_modules),
+        "base": config.model.path,
+    }
+
+
+def check_adapters(config: Config, state: Mapping[str, Any]) -> None:
+    """Raises `ConfigError` when the checkpoint's adapters are not those of the config (or either has none)."""
+    saved, wanted = state.get("lora"), adapter_identity(config)
+    if saved == wanted:
+        return
+    if saved is None or wanted is None:
+        rank = 0 if wanted is None else wanted["rank"]
+        held = "weights without adapters" if saved is None else f"adapters of rank {saved['rank']}"
+        raise ConfigError(
+            "lora.rank", rank, f"the checkpoint holds {held}", str(saved["rank"] if saved else 0)
+        )
+    name = next(name for name in wanted if saved[name] != wanted[name])
+    key = "model.path" if name == "base" else f"lora.{name}"
+    rule = "a resumed run keeps the adapters and the base model that the checkpoint was written with"
+    raise ConfigError(key, wanted[name], rule, str(saved[name]))
+
+
+def export_weights(model: CausalModel, tokenizer: PreTrainedTokenizerBase, run_dir: Path) -> None:
+    """Final weights in Hugging Face format in `export/`; adapters are merged there, and alone in `adapter/`."""
+    merged = model.merged_state_dict() if isinstance(model, AdaptedModel) else None
+    export_hf(model.module, tokenizer, run_dir / "export", merged)
+    if isinstance(model, AdaptedModel):
+        with replaced_folder(run_dir / "adapter") as aside:
+            save_adapter(model, aside)

@@ -15,9 +15,11 @@ from paceline.config import Config, ConfigError
 from paceline.config.arithmetic import batch_arithmetic, check_context, check_lengths
 from paceline.config.decisions import Decision, decide_old_logprob
 from paceline.data.loader import PromptLoader
+from paceline.data.seeds import child_seed
 from paceline.data.tasks import Task, build_task
 from paceline.engine.trainer import TrainEngine
 from paceline.model.loading import CausalModel, load_model, load_tokenizer, model_context, resolve_device
+from paceline.model.lora import AdaptedModel, add_adapters
 from paceline.model.packing_probe import probe_packing
 from paceline.rewards.functions import resolve
 from paceline.rewards.pool import RewardPool
@@ -106,11 +108,9 @@ def open_run(config: Config, display: Display) -> Iterator[Run]:
         )
         with ledger.span("setup", "model"):
             display.phase("loading the model")
-            model = load_model(config.model, device, config.run.seed)
+            model = load_trained_model(config, device)
             probe = probe_packing(model) if config.model.verify_packing else None
-            reference = (
-                load_model(config.model, device, config.run.seed) if _needs_reference(config) else None
-            )
+            reference = load_reference(config, model, device) if _needs_reference(config) else None
             trainer = TrainEngine(
                 model, config, ledger, batch_arithmetic(config, model.max_context).total_updates
             )
@@ -152,6 +152,21 @@ def open_run(config: Config, display: Display) -> Iterator[Run]:
             display.note(f"  task: {note}")
         stack.callback(run.store.wait)
         yield run
+
+
+def load_trained_model(config: Config, device: torch.device) -> CausalModel:
+    """The model to train, with adapters where the config asks for them."""
+    model = load_model(config.model, device, config.run.seed)
+    if not config.lora.rank:
+        return model
+    return add_adapters(model, config.lora, config.model.path, child_seed(config.run.seed, "lora"))
+
+
+def load_reference(config: Config, model: CausalModel, device: torch.device) -> CausalModel:
+    """The untrained model: `model` without its adapters if it has any, else a second copy."""
+    if isinstance(model, AdaptedModel):
+        return model.without_adapters()
+    return load_model(config.model, device, config.run.seed)
 
 
 def _needs_reference(config: Config) -> bool:

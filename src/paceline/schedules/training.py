@@ -7,11 +7,10 @@ from typing import Any
 
 from rich.console import Console
 
-from paceline.checkpoint import export_hf
 from paceline.config import Config
 from paceline.schedules.display import Display
 from paceline.schedules.recorder import Recorder
-from paceline.schedules.saving import resume
+from paceline.schedules.saving import export_weights, resume
 from paceline.schedules.setup import Run, open_run
 from paceline.schedules.sync import train_synchronously
 
@@ -60,7 +59,7 @@ def _train(run: Run, recorder: Recorder) -> Mapping[str, Any]:
     with run.ledger.span("checkpoint", "finish writing"):
         run.store.wait()
         if run.config.checkpoint.export_hf:
-            export_hf(run.model.module, run.tokenizer, run.folder.path / "export")
+            export_weights(run.model, run.tokenizer, run.folder.path)
     if run.trainer.optimizer.state()["num_applied"] == 0 and not run.stop.requested:
         raise NothingTrainedError(
             f"{run.state.step} steps without a single optimiser update: every update was skipped or had no token to "
