@@ -1,4 +1,4 @@
-"""Rewards that misbehave on purpose."""
+"""Rewards for tiny runs, some of which misbehave on purpose. No heavy imports: every reward worker loads this."""
 
 from typing import Any
 
@@ -14,3 +14,9 @@ def sometimes_raises(completion: str, *, answer: str | None, metadata: Any, prom
     if words and words[0][1:].isdigit() and int(words[0][1:]) % 2:
         raise RuntimeError("odd")
     return float(len(words) % 3)
+
+
+def even_share(completion: str, *, answer: str | None, metadata: Any, prompt: str) -> float:
+    """Share of words with an even number; 0 for an empty completion."""
+    words = completion.split()
+    return sum(word[1:].isdigit() and int(word[1:]) % 2 == 0 for word in words) / len(words) if words else 0.0

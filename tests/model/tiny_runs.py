@@ -37,12 +37,6 @@ def write_prompts(path: Path, count: int = 24) -> Path:
     return path
 
 
-def even_share(completion: str, *, answer: str | None, metadata: Any, prompt: str) -> float:
-    """Share of words with an even number; 0 for an empty completion."""
-    words = completion.split()
-    return sum(word[1:].isdigit() and int(word[1:]) % 2 == 0 for word in words) / len(words) if words else 0.0
-
-
 def tiny_sections(tmp_path: Path, **changes: dict[str, Any]) -> dict[str, dict[str, Any]]:
     """Config sections of a small run below `tmp_path`; `changes` are merged section by section."""
     if not (tmp_path / "model").exists():
@@ -53,7 +47,7 @@ def tiny_sections(tmp_path: Path, **changes: dict[str, Any]) -> dict[str, dict[s
         "model": {"path": str(tmp_path / "model")},
         "task": {
             "path": str(tmp_path / "prompts.jsonl"),
-            "reward": "tiny_runs:even_share",
+            "reward": "tiny_rewards:even_share",
             "eval_size": 6,
             "reward_workers": 1,
         },

@@ -175,3 +175,25 @@ def test_the_export_holds_merged_weights_and_the_adapter_alone(tmp_path):
 def test_settings_without_effect_or_sense_are_refused(tmp_path, lora, match):
     with pytest.raises(ConfigError, match=match):
         load_config(None, sections=tiny_sections(tmp_path, lora=lora))
+
+
+def test_the_lora_recipe_learns_at_reduced_size(tmp_path):
+    sections = tiny_sections(tmp_path)
+    recipe = Path(__file__).parents[2] / "recipes" / "lora-grpo.yaml"
+    config = load_config(
+        recipe,
+        sections={
+            "run": {"dir": str(tmp_path / "runs"), "num_steps": 12, "eval_every": 0},
+            "model": sections["model"],
+            "task": {"size": 32, "num_examples": 0, "eval_size": 8, "reward": "tiny_rewards:even_share"},
+            "batch": {"num_prompts": 4, "num_samples": 4, "token_budget": 512},
+            "rollout": {"max_new_tokens": 6},
+            "train": {"warmup_steps": 0, "lr": 1e-2},
+            "telemetry": {"live": "off"},
+        },
+    )
+    assert config.lora.rank and config.algorithm.kl_coefficient
+    run_dir = run_training(config).run_dir
+    rewards = [r.metrics["reward/mean"] for r in read_metrics(run_dir) if "reward/mean" in r.metrics]
+    assert rewards[0] < 0.6 and sum(rewards[-3:]) / 3 > rewards[0] + 0.3
+    assert (run_dir / "export").is_dir() and (run_dir / "adapter").is_dir()

@@ -16,7 +16,7 @@ def test_a_recipe_trains_with_its_sizes_cut_down(recipe, tmp_path, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[1] / "model"))
     tiny_sections(tmp_path)
     as_written = load_config(recipe, ["model.path=unused", "task.reward=auto"])
-    task = {"reward": "tiny_runs:even_share", "eval_size": 4}
+    task = {"reward": "tiny_rewards:even_share", "eval_size": 4}
     if as_written.task.name is None:
         task["path"] = str(tmp_path / "prompts.jsonl")
     else:
