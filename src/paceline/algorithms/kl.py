@@ -34,6 +34,24 @@ def kl_estimate(estimator: KlEstimator, logprob_T: Tensor, reference_logprob_T: 
     raise ValueError(f"there is no KL estimator named {estimator!r}; there are k1, k2 and k3")
 
 
+def kl_penalties(
+    logprobs_L: FloatArray,
+    reference_logprobs_L: FloatArray,
+    loss_mask_L: FloatArray,
+    estimator: KlEstimator,
+    coefficient: float,
+    cap: float,
+) -> FloatArray:
+    """What to subtract from each token's reward: coefficient * KL estimate at loss tokens, 0 at the others; [L].
+
+    `logprobs_L` are those of the policy that sampled; L response tokens, one entry each.
+    """
+    kl_L = kl_estimate(
+        estimator, torch.from_numpy(logprobs_L), torch.from_numpy(reference_logprobs_L), cap
+    ).numpy()
+    return coefficient * np.where(loss_mask_L > 0, kl_L.astype(np.float64), 0.0)
+
+
 def kl_in_reward(
     logprobs_L: FloatArray,
     reference_logprobs_L: FloatArray,
@@ -42,12 +60,6 @@ def kl_in_reward(
     coefficient: float,
     cap: float,
 ) -> float:
-    """What to subtract from one sample's reward: coefficient * sum of its loss tokens' KL estimates.
-
-    `logprobs_L` are those of the policy that sampled; L response tokens, one entry each.
-    """
-    trained_L = loss_mask_L > 0
-    kl_L = kl_estimate(
-        estimator, torch.from_numpy(logprobs_L), torch.from_numpy(reference_logprobs_L), cap
-    ).numpy()
-    return coefficient * float(kl_L[trained_L].sum(dtype=np.float64))
+    """What to subtract from one sample's reward: the sum of its tokens' `kl_penalties`."""
+    penalties_L = kl_penalties(logprobs_L, reference_logprobs_L, loss_mask_L, estimator, coefficient, cap)
+    return float(penalties_L.sum())
