@@ -113,7 +113,7 @@ def test_empty_sections_are_defaults(tmp_path: Path, text: str) -> None:
         ("train.grad_clp=1", "train.grad_clp", "train.grad_clip"),
         ("train.temperature=1", "train.temperature", "rollout.temperature"),
         ("trian.lr=1", "trian", "train"),
-        ("lr=1", "lr", "train.lr"),
+        ("lr=1", "lr", "train.lr or critic.lr"),
         ("learning_rate=1", "learning_rate", "train.lr"),
         ("batch.num_generations=8", "batch.num_generations", "batch.num_samples"),
         ("algorithm.kl_coef=0.1", "algorithm.kl_coef", "algorithm.kl_coefficient"),

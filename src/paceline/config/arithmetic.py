@@ -4,6 +4,14 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
+from paceline.config.critic import (
+    critic_epochs,
+    critic_forward_budget,
+    has_critic,
+    mini_batches_per_rollout,
+    num_actor_steps,
+    num_critic_updates,
+)
 from paceline.config.decisions import decide_old_logprob
 from paceline.config.errors import ConfigError
 from paceline.config.rules import budget_problem
@@ -76,7 +84,7 @@ def batch_arithmetic(config: Config, max_context: int | None = None) -> BatchAri
     context = config.model.max_context or max_context or stated_context(config.model.path)
     mini = batch.mini_batch_prompts or batch.num_prompts
     samples, per_mini = batch.num_prompts * batch.num_samples, mini * batch.num_samples
-    minis = batch.num_prompts // mini
+    minis = mini_batches_per_rollout(config)
     updates = minis * batch.num_epochs
     between = (run.num_steps - 1) // run.eval_every if run.eval_every else 0
     evaluations = between + 2 if task.eval_size else 0
@@ -87,7 +95,7 @@ def batch_arithmetic(config: Config, max_context: int | None = None) -> BatchAri
         mini_batches_per_rollout=minis,
         samples_per_mini_batch=per_mini,
         updates_per_step=updates,
-        total_updates=updates * run.num_steps,
+        total_updates=updates * num_actor_steps(config),
         total_samples=samples * run.num_steps,
         token_budget=batch.token_budget,
         forward_token_budget=batch.forward_token_budget or 2 * batch.token_budget,
@@ -172,8 +180,9 @@ def describe(config: Config, max_context: int | None = None) -> str:
         ),
         (
             "updates in all",
-            f"{sizes.updates_per_step:,} x {config.run.num_steps:,} steps = {sizes.total_updates:,}",
+            f"{sizes.updates_per_step:,} x {num_actor_steps(config):,} steps = {sizes.total_updates:,}",
         ),
+        *_critic_rows(config),
         ("samples in all", f"{sizes.total_samples:,}"),
         ("context", context),
         ("longest response", _tokens(sizes.max_new_tokens)),
@@ -192,6 +201,26 @@ def describe(config: Config, max_context: int | None = None) -> str:
     ]
     width = max(len(name) for name, _ in rows)
     return "\n".join(f"{name:<{width}}  {text}" for name, text in rows)
+
+
+def _critic_rows(config: Config) -> list[tuple[str, str]]:
+    if not has_critic(config):
+        return []
+    critic, minis = config.critic, mini_batches_per_rollout(config)
+    alone = f", alone in the first {critic.pretrain_steps:,}" if critic.pretrain_steps else ""
+    budget = critic.token_budget or config.batch.token_budget
+    return [
+        ("critic", f"{critic.path or config.model.path}, lr {critic.lr:g}"),
+        (
+            "critic updates in all",
+            f"{minis:,} mini-batches x {critic_epochs(config):,} epochs x {config.run.num_steps:,} steps"
+            f" = {num_critic_updates(config):,}{alone}",
+        ),
+        (
+            "critic token budget",
+            f"{_tokens(budget)} per micro-batch and device, forward-only {critic_forward_budget(config):,}",
+        ),
+    ]
 
 
 def _tokens(count: int) -> str:

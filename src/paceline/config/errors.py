@@ -32,7 +32,7 @@ class ConfigError(ValueError):
     def join(cls, problems: Sequence["ConfigError"]) -> "ConfigError":
         """One error that shows every problem, in order. `problems` holds at least one."""
         first, *others = problems
-        return cls(first.key, first.value, first.rule, first.nearest, others)
+        return cls(first.key, first.value, first.rule, first.nearest, (*first.problems[1:], *others))
 
     @property
     def line(self) -> str:

@@ -89,4 +89,18 @@ PRESETS: dict[str, dict[str, Any]] = {
         "overlong_cache": 0,
         "dynamic_sampling": False,
     },
+    # Schulman et al. 2017, PPO (arXiv 1707.06347): clip range 0.2, and GAE with lambda 0.95; the value's clip of 0.2 is
+    # that of its code (OpenAI Baselines, PPO2). For language models Ouyang et al. 2022, InstructGPT (arXiv 2203.02155,
+    # appendix C.4), keep these and do not discount. Those are the defaults of gae_lambda, value_clip and gamma in the
+    # schema. Whitened advantages and a mean over tokens: Stiennon et al. 2020 (arXiv 2009.01325), in their code
+    "ppo": {
+        "advantage": "gae",
+        "loss": "clip",
+        "clip_low": 0.2,
+        "clip_high": 0.2,
+        "dual_clip": None,
+        "aggregation": "token-mean",
+        "overlong_cache": 0,
+        "dynamic_sampling": False,
+    },
 }

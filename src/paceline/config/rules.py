@@ -2,6 +2,8 @@
 
 from collections.abc import Callable
 
+from paceline.config.critic import has_critic, mini_batches_per_rollout, num_actor_steps
+from paceline.config.critic_rules import CRITIC_RULES
 from paceline.config.decisions import decide_old_logprob, has_one_update_per_rollout
 from paceline.config.errors import ConfigError
 from paceline.config.schema import Config
@@ -154,24 +156,19 @@ def old_logprob_source_exists(config: Config) -> ConfigError | None:
 
 
 def warm_up_ends(config: Config) -> ConfigError | None:
-    batch = config.batch
-    updates = (
-        config.run.num_steps
-        * batch.num_epochs
-        * (batch.num_prompts // (batch.mini_batch_prompts or batch.num_prompts))
-    )
-    if config.train.warmup_steps <= updates:
+    updates = num_actor_steps(config) * mini_batches_per_rollout(config) * config.batch.num_epochs
+    if config.train.warmup_steps <= updates or updates < 1:  # without updates another rule says why
         return None
     rule = f"must be at most the run's {updates} updates, or the learning rate never reaches train.lr"
     return ConfigError("train.warmup_steps", config.train.warmup_steps, rule, str(updates))
 
 
 def moment_decays_are_below_one(config: Config) -> ConfigError | None:
-    if all(0.0 <= beta < 1.0 for beta in config.train.betas):
-        return None
-    return ConfigError(
-        "train.betas", list(config.train.betas), "must each be at least 0 and below 1", "[0.9, 0.95]"
-    )
+    for section, betas in (("train", config.train.betas), ("critic", config.critic.betas)):
+        if not all(0.0 <= beta < 1.0 for beta in betas):
+            rule = "must each be at least 0 and below 1"
+            return ConfigError(f"{section}.betas", list(betas), rule, "[0.9, 0.95]")
+    return None
 
 
 def response_leaves_room_for_a_prompt(config: Config) -> ConfigError | None:
@@ -196,11 +193,17 @@ def budget_holds_the_longest_sample(config: Config) -> ConfigError | None:
 
 def budget_problem(config: Config, longest: int, reason: str) -> ConfigError | None:
     """The problem when a sample of `longest` tokens exceeds a token budget; `reason` says where it comes from."""
-    batch = config.batch
-    for key, budget in (
+    batch, critic = config.batch, config.critic
+    budgets = [
         ("batch.token_budget", batch.token_budget),
         ("batch.forward_token_budget", batch.forward_token_budget),
-    ):
+    ]
+    if has_critic(config):
+        budgets += [
+            ("critic.token_budget", critic.token_budget),
+            ("critic.forward_token_budget", critic.forward_token_budget),
+        ]
+    for key, budget in budgets:
         if budget is not None and budget < longest:
             rule = f"must hold the longest possible sample, {longest} tokens ({reason})"
             return ConfigError(key, budget, rule, f"{longest}, or batch.overlong: own_micro_batch")
@@ -241,6 +244,6 @@ RULES: tuple[Rule, ...] = (
 
 def check_rules(config: Config) -> None:
     """Raises one `ConfigError` with every rule that `config` breaks."""
-    problems = [problem for rule in RULES if (problem := rule(config)) is not None]
+    problems = [problem for rule in (*RULES, *CRITIC_RULES) if (problem := rule(config)) is not None]
     if problems:
         raise ConfigError.join(problems)

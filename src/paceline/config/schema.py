@@ -121,7 +121,7 @@ class TaskSection(Section):
     """A prompt that leaves no room for a response: refuse the run, or drop the prompt and count it."""
 
 
-AlgorithmName = Literal["grpo", "dr_grpo", "rloo", "reinforce_plus_plus", "dapo", "gspo", "cispo"]
+AlgorithmName = Literal["grpo", "dr_grpo", "rloo", "reinforce_plus_plus", "dapo", "gspo", "cispo", "ppo"]
 Aggregation = Literal["token-mean", "seq-mean-token-mean", "seq-mean-token-sum", "seq-mean-token-sum-norm"]
 
 
@@ -130,8 +130,18 @@ class AlgorithmSection(Section):
 
     name: AlgorithmName = "grpo"
     """Algorithm; sets the defaults of the fields below."""
-    advantage: Literal["group_norm", "group_center", "leave_one_out", "batch_whiten"] | None = None
-    """How rewards become advantages; see algorithms/advantages.py."""
+    advantage: Literal["group_norm", "group_center", "leave_one_out", "batch_whiten", "gae"] | None = None
+    """How rewards become advantages; see algorithms/advantages.py. gae (algorithms/gae.py) trains a critic, which has
+    a section of its own."""
+    gamma: Annotated[float, Field(ge=0.0, le=1.0)] = 1.0
+    """gae: discount per response token; 1 = none."""
+    gae_lambda: Annotated[float, Field(ge=0.0, le=1.0)] = 0.95
+    """gae: weight of later tokens' errors; 1 = the rewards that came (no bias, most variance), 0 = one-step errors."""
+    whiten_advantages: bool = True
+    """gae: bring the advantages of a step's loss tokens, over all devices, to mean 0 and standard deviation 1."""
+    value_clip: NonNegativeFloat = 0.2
+    """gae: the critic's loss holds a value that has moved further than this, in units of reward, since the rollout;
+    0 = off."""
     std_floor: Annotated[float, Field(gt=0)] = 1e-3
     """Groups (or batches) whose reward standard deviation is below this are not divided by it: advantage 0."""
     loss: Literal["clip", "gspo", "cispo"] | None = None
@@ -223,7 +233,9 @@ def _recompute_of_a_switch(value: Any) -> Any:
     return {True: "all", False: "none"}[value] if isinstance(value, bool) else value
 
 
-class TrainSection(Section):
+class OptimizerSection(Section):
+    """What every trained model has of its own."""
+
     lr: NonNegativeFloat = 1e-6
     """Peak learning rate."""
     lr_schedule: Literal["constant", "linear", "cosine"] = "constant"
@@ -238,6 +250,9 @@ class TrainSection(Section):
     """Adam's epsilon."""
     grad_clip: NonNegativeFloat = 1.0
     """Clip the global gradient norm at this; 0 = off."""
+
+
+class TrainSection(OptimizerSection):
     max_skipped_updates: Positive = 5
     """Stop with an error after so many consecutive updates skipped for a non-finite gradient."""
     logprob_chunk: Positive = 1024
@@ -258,6 +273,30 @@ class TrainSection(Section):
     """gradient_checkpointing: selective keeps the outputs of attention, and of all matrix products (matmuls), of
     every second one (half_matmuls: about half the memory, half the recomputed FLOPs of all), or of none
     (attention)."""
+
+
+class CriticSection(OptimizerSection):
+    """The value model of algorithm.advantage: gae; refused with any other. What is not here it shares with the actor
+    (section `train`)."""
+
+    lr: NonNegativeFloat = 1e-5
+    """Peak learning rate of the critic."""
+    path: str | None = None
+    """Model the critic starts from: a language model, which gets a value head of zeros, or a reward model (a sequence
+    classifier with one label), whose head is kept. It must read the actor's token ids. Default: model.path."""
+    revision: str | None = None
+    """Revision of a Hugging Face id in critic.path."""
+    pretrain_steps: NonNegative = 0
+    """Steps at the start of the run in which the critic alone is updated; their samples come from the untouched
+    actor."""
+    num_epochs: Positive | None = None
+    """Passes of the critic over a rollout's mini-batches; default: batch.num_epochs."""
+    token_budget: Positive | None = None
+    """Strict upper bound on the tokens of one micro-batch per device when the critic trains; default:
+    batch.token_budget."""
+    forward_token_budget: Positive | None = None
+    """The same when it only estimates values; default: twice critic.token_budget, or batch.forward_token_budget where
+    neither of the critic's budgets is set."""
 
 
 class ScheduleSection(Section):
@@ -320,6 +359,7 @@ class Config(Section):
     batch: BatchSection = BatchSection()
     rollout: RolloutSection = RolloutSection()
     train: TrainSection = TrainSection()
+    critic: CriticSection = CriticSection()
     schedule: ScheduleSection = ScheduleSection()
     checkpoint: CheckpointSection = CheckpointSection()
     telemetry: TelemetrySection = TelemetrySection()
