@@ -12,6 +12,7 @@ from typing import Annotated, Any
 
 import typer
 
+from paceline.cli.adapters import lint_app
 from paceline.cli.endings import (
     DONE,
     FAILED,
@@ -30,6 +31,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
+
+app.add_typer(lint_app, name="lint")
 
 Recipe = Annotated[str, typer.Argument(help="YAML recipe; settings are also given as section.key=value.")]
 Overrides = Annotated[

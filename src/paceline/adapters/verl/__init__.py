@@ -1,0 +1,1 @@
+"""verl: its launch commands (checked, translated) and its logs (imported)."""

@@ -1,0 +1,63 @@
+"""Commands for users of other frameworks: `lint verl`, `translate verl`, `import verl|trl|trace|rows`.
+
+Exit codes of `lint`: 0 nothing of severity error, 1 at least one error, 2 the input is no launch that can be read.
+"""
+
+import json
+from typing import Annotated
+
+import typer
+
+from paceline.config import ConfigError
+
+NO_ERRORS, ERRORS = 0, 1
+
+_ANY_ARGUMENTS = {
+    "ignore_unknown_options": True
+}  # a command on the line brings options of its own, such as -m
+
+lint_app = typer.Typer(help="Check a launch of another framework.", no_args_is_help=True)
+
+Launch = Annotated[
+    list[str],
+    typer.Argument(help="A shell script, a command in quotes, or a command's words.", show_default=False),
+]
+Environment = Annotated[
+    list[str] | None,
+    typer.Option("--env", help="NAME=VALUE the script is started with; repeat it.", show_default=False),
+]
+
+
+@lint_app.callback()
+def _lint() -> None:
+    """Check a launch of another framework."""
+
+
+@lint_app.command("verl", context_settings=_ANY_ARGUMENTS)
+def lint_verl(
+    launch: Launch,
+    environment: Environment = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON on standard output.")] = False,
+) -> None:
+    """Print a verl launch's batch arithmetic and what is wrong or slow about it. Exit code 1 when there is an error."""
+    from paceline.adapters.verl.launch import read_launch
+    from paceline.adapters.verl.lint import lint_launch, lint_record, lint_text
+
+    checked = [(one, lint_launch(one)) for one in read_launch(launch, parse_environment(environment))]
+    if as_json:
+        print(json.dumps([lint_record(one, findings) for one, findings in checked], indent=2, default=str))
+    else:
+        print("\n\n".join(lint_text(one, findings) for one, findings in checked))
+    has_errors = any(finding.severity == "error" for _, findings in checked for finding in findings)
+    raise typer.Exit(ERRORS if has_errors else NO_ERRORS)
+
+
+def parse_environment(pairs: list[str] | None) -> dict[str, str]:
+    """`NAME=VALUE` texts as a mapping. Raises `ConfigError` for one without an equals sign."""
+    found: dict[str, str] = {}
+    for pair in pairs or []:
+        name, equals, value = pair.partition("=")
+        if not equals or not name:
+            raise ConfigError("--env", pair, "is written NAME=VALUE", f"{pair}=VALUE")
+        found[name] = value
+    return found
