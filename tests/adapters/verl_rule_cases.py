@@ -394,6 +394,11 @@ CASES: dict[str, Case] = {
     "passes/old-logprob": Case(
         {f"{A}.ppo_mini_batch_size": "256"}, "algorithm.rollout_correction.bypass_mode"
     ),
+    "algorithm/clip-ratio": Case(
+        {f"{A}.clip_ratio": "0.1"},
+        f"{A}.clip_ratio",
+        {f"{A}.clip_ratio": "0.1", f"{A}.clip_ratio_low": "0.1", f"{A}.clip_ratio_high": "0.1"},
+    ),
     "kernels/liger": Case({f"{M}.use_liger": "False"}, f"{M}.use_liger"),
     "ascend/task-queue-graphs": Case(
         ASCEND,

@@ -4,6 +4,8 @@ Exit codes of `lint`: 0 nothing of severity error, 1 at least one error, 2 the i
 """
 
 import json
+import sys
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -50,6 +52,41 @@ def lint_verl(
         print("\n\n".join(lint_text(one, findings) for one, findings in checked))
     has_errors = any(finding.severity == "error" for _, findings in checked for finding in findings)
     raise typer.Exit(ERRORS if has_errors else NO_ERRORS)
+
+
+translate_app = typer.Typer(help="Another framework's launch as a recipe.", no_args_is_help=True)
+
+
+@translate_app.callback()
+def _translate() -> None:
+    """Another framework's launch as a recipe."""
+
+
+@translate_app.command("verl", context_settings=_ANY_ARGUMENTS)
+def translate_verl(
+    launch: Launch,
+    environment: Environment = None,
+    out: Annotated[Path | None, typer.Option(help="Where the recipe goes; default: standard output.")] = None,
+) -> None:
+    """Write a verl launch as a recipe; what has no counterpart is listed above it. Exit code 1 when the recipe needs
+    more before it can start."""
+    from paceline.adapters.verl.launch import read_launch
+    from paceline.adapters.verl.translate import translate_launch
+
+    launches = read_launch(launch, parse_environment(environment))
+    if len(launches) > 1:
+        print(f"{len(launches)} launches; the first is translated", file=sys.stderr)
+    translation = translate_launch(launches[0])
+    if out is None:
+        print(translation.recipe, end="")
+    else:
+        out.write_text(translation.recipe, encoding="utf-8")
+        print(
+            "".join(line[2:] + "\n" for line in translation.recipe.splitlines() if line.startswith("# ")),
+            end="",
+        )
+        print(f"recipe: {out}")
+    raise typer.Exit(ERRORS if translation.problems else NO_ERRORS)
 
 
 def parse_environment(pairs: list[str] | None) -> dict[str, str]:

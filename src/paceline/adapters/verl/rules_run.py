@@ -201,6 +201,17 @@ def reference_key_is_the_actors(launch: VerlLaunch) -> Iterator[Hit]:
             yield Hit(ref, size, launch.integer(actor), why)
 
 
+def clip_range_is_the_one_asked_for(launch: VerlLaunch) -> Iterator[Hit]:
+    key = f"{ACTOR}.clip_ratio"
+    sides = [f"{key}_low", f"{key}_high"]
+    value = launch.number(key)
+    if launch.is_set(key) and value is not None and not all(launch.is_set(side) for side in sides):
+        in_force = [launch.number(side) for side in sides]
+        if in_force != [value, value]:
+            why = f"has no effect: clip_ratio_low and clip_ratio_high have defaults of their own, {in_force}, that win"
+            yield Hit(key, value, f"{sides[0]}={value} {sides[1]}={value}", why)
+
+
 RULES = (
     Rule("padding/unpacked", "warning", "B1", f"{GUIDE}, remove padding", rows_are_packed),
     Rule("padding/widened", "warning", "B3", "verl#6901, verl#7521", padded_rows_are_not_widened),
@@ -208,6 +219,7 @@ RULES = (
     Rule(
         "passes/old-logprob", "advice", "A1", "verl rollout correction, bypass mode", old_logprobs_are_needed
     ),
+    Rule("algorithm/clip-ratio", "error", "A9", "verl actor config", clip_range_is_the_one_asked_for),
     Rule("kernels/liger", "advice", "B7", f"{GUIDE}, Liger", liger_is_tried),
     Rule("ascend/task-queue-graphs", "error", "D2", f"{ASCEND}, graph mode", task_queue_suits_graphs),
     Rule("ascend/task-queue-off", "warning", "D2", f"{ASCEND}, dispatch", task_queue_is_on),
