@@ -51,7 +51,8 @@ def test_updates_after_a_resume_equal_an_unbroken_run(tmp_path: Path, dtype: tor
     resumed, resumed_optimizer = make(dtype)
     found = store.latest()
     assert found is not None
-    tensors, state = store.load(found.path)
+    loaded = store.load(found.path)
+    tensors, state = loaded.tensors, loaded.state
     with torch.no_grad():
         for name, parameter in resumed.named_parameters():
             parameter.copy_(tensors["weights"][name])

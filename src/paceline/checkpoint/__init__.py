@@ -4,11 +4,11 @@ from paceline.checkpoint.errors import (
     CheckpointError,
     CorruptCheckpointError,
     NonFiniteStateError,
-    WorldSizeError,
 )
 from paceline.checkpoint.export import export_hf, replaced_folder
 from paceline.checkpoint.signals import StopRequest
-from paceline.checkpoint.store import CheckpointStore, Found, Loaded
+from paceline.checkpoint.store import CheckpointStore, Found
+from paceline.checkpoint.stored import Loaded
 
 __all__ = [
     "CheckpointError",
@@ -18,7 +18,6 @@ __all__ = [
     "Loaded",
     "NonFiniteStateError",
     "StopRequest",
-    "WorldSizeError",
     "export_hf",
     "replaced_folder",
 ]

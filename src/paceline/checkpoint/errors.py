@@ -11,7 +11,3 @@ class NonFiniteStateError(CheckpointError):
 
 class CorruptCheckpointError(CheckpointError):
     """A file is missing, shorter or other than what the completion marker recorded."""
-
-
-class WorldSizeError(CheckpointError):
-    """The checkpoint was saved on another number of ranks than this run has."""

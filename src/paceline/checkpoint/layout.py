@@ -1,6 +1,7 @@
 """Names on disk and the completion marker.
 
     checkpoints/step_{n}/{group}.safetensors   one file per group of tensors
+    checkpoints/step_{n}/{group}.rank{r}.safetensors   the same from several ranks: what rank r wrote
     checkpoints/step_{n}/state.json            everything that is not a tensor
     checkpoints/step_{n}/COMPLETE              written last: size and SHA-256 of every other file
 
@@ -14,11 +15,11 @@ import json
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
-from paceline.checkpoint.errors import CorruptCheckpointError, WorldSizeError
+from paceline.checkpoint.errors import CorruptCheckpointError
 
 FORMAT_VERSION = 1
 MARKER = "COMPLETE"
@@ -49,10 +50,19 @@ class FileRecord:
 
 
 @dataclass(frozen=True, slots=True)
+class Parts:
+    """A tensor of `shape` in parts: the file each lies in (under the tensor's name) and where it begins, by dim."""
+
+    shape: tuple[int, ...]
+    places: tuple[tuple[str, tuple[int, ...]], ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Manifest:
     """The completion marker's content.
 
     `aliases[group][name]` is the tensor of the same group that `name` shares its memory with (tied weights).
+    `parts[group][name]` says where the parts of a tensor lie that no file holds whole.
     """
 
     version: int
@@ -60,6 +70,7 @@ class Manifest:
     world_size: int
     files: Mapping[str, FileRecord]
     aliases: Mapping[str, Mapping[str, str]]
+    parts: Mapping[str, Mapping[str, Parts]] = field(default_factory=dict)
 
     def to_json(self) -> str:
         return json.dumps(asdict(self), indent=1, sort_keys=True)
@@ -87,22 +98,27 @@ def read_manifest(path: Path) -> Manifest:
                 f"{path}: format version {raw['version']}, this reads {FORMAT_VERSION}"
             )
         files = {name: FileRecord(**record) for name, record in raw["files"].items()}
-        return Manifest(raw["version"], raw["step"], raw["world_size"], files, raw["aliases"])
+        parts = {
+            group: {name: _parts(value) for name, value in named.items()}
+            for group, named in raw.get("parts", {}).items()
+        }
+        return Manifest(raw["version"], raw["step"], raw["world_size"], files, raw["aliases"], parts)
     except (FileNotFoundError, NotADirectoryError) as error:
         raise CorruptCheckpointError(f"{path}: no {MARKER} marker, the save did not finish") from error
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise CorruptCheckpointError(f"{path}: unreadable {MARKER} marker ({error!r})") from error
 
 
-def verify(path: Path, manifest: Manifest, world_size: int) -> None:
+def _parts(raw: Mapping[str, Any]) -> Parts:
+    return Parts(tuple(raw["shape"]), tuple((file, tuple(offsets)) for file, offsets in raw["places"]))
+
+
+def verify(path: Path, manifest: Manifest) -> None:
     """Compares every file with the marker.
 
     Raises:
-        WorldSizeError: saved on another number of ranks.
         CorruptCheckpointError: a file is missing or differs.
     """
-    if manifest.world_size != world_size:
-        raise WorldSizeError(f"{path}: saved on {manifest.world_size} ranks, this run has {world_size}")
     for name, expected in manifest.files.items():
         file = path / name
         if not file.is_file():

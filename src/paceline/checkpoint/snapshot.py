@@ -10,43 +10,87 @@ import torch
 from torch import Tensor
 
 from paceline.checkpoint.errors import CheckpointError, NonFiniteStateError
+from paceline.checkpoint.pieces import Layout, Region, local_of, region_of, written_by
+from paceline.checkpoint.ranks import Ranks, raise_together
 
 TensorGroups = Mapping[str, Mapping[str, Tensor]]
 
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """Host copies of all tensors, the names that share one, and the scalars as JSON text."""
+    """Host copies of the tensors this rank writes, with where each lies in its tensor, the names that share one, and
+    the scalars as JSON text."""
 
     tensors: dict[str, dict[str, Tensor]]
+    regions: dict[str, dict[str, Region]]
     aliases: dict[str, dict[str, str]]
     state_text: str
 
 
-def take_snapshot(tensors: TensorGroups, state: Mapping[str, Any]) -> Snapshot:
-    """Copies everything to host memory; tensors of one group that share their memory are copied once.
+def take_snapshot(tensors: TensorGroups, state: Mapping[str, Any], ranks: Ranks) -> Snapshot:
+    """Copies what this rank writes to host memory; tensors of one group that share their memory are copied once.
+
+    Every rank must call it; what one of them finds wrong is raised on all.
 
     Raises:
         NonFiniteStateError: a tensor or a number in `state` is NaN or infinite.
-        CheckpointError: `state` holds what JSON cannot, a key that is not text, or a group cannot name a file.
+        CheckpointError: `state` holds what JSON cannot, a key that is not text, or a group cannot name a file; or a
+            tensor that is held whole differs between ranks.
     """
-    _check_json(state, "state")
-    copies: dict[str, dict[str, Tensor]] = {}
+    error: Exception | None = None
+    snapshot: Snapshot | None = None
+    own, aliases = own_layout(tensors, with_check=ranks.world_size > 1)
+    layouts: list[Layout] = ranks.gather_objects(own)
+    try:
+        _check_json(state, "state")
+        snapshot = _copy(tensors, state, own, aliases, written_by(layouts, ranks.rank))
+    except Exception as raised:  # whatever it is, the other ranks must not write either; raised on below
+        error = raised
+    raise_together(ranks, error)
+    assert snapshot is not None
+    return snapshot
+
+
+def own_layout(
+    tensors: TensorGroups, with_check: bool
+) -> tuple[dict[tuple[str, str], Region], dict[str, dict[str, str]]]:
+    """What this rank holds, names that share another's memory left out, and those names."""
+    layout: dict[tuple[str, str], Region] = {}
     aliases: dict[str, dict[str, str]] = {}
     for group, named in tensors.items():
-        if not group.isidentifier():
-            raise CheckpointError(f"group {group!r} names a file, so it must be a plain word")
-        copies[group], aliases[group] = {}, {}
+        aliases[group] = {}
         first_name: dict[tuple[Any, ...], str] = {}
         for name, tensor in named.items():
-            identity = (tensor.device, tensor.data_ptr(), tensor.dtype, tuple(tensor.shape), tensor.stride())
-            if tensor.numel() and identity in first_name:
+            local = local_of(tensor)
+            identity = (local.device, local.data_ptr(), local.dtype, tuple(local.shape), local.stride())
+            if local.numel() and identity in first_name:
                 aliases[group][name] = first_name[identity]
                 continue
             first_name[identity] = name
-            check_finite(tensor, f"{group}/{name}")
-            copies[group][name] = tensor.detach().to("cpu", copy=True).contiguous()
-    return Snapshot(copies, aliases, json.dumps(state, allow_nan=False))
+            layout[group, name] = region_of(tensor, with_check)
+    return layout, aliases
+
+
+def _copy(
+    tensors: TensorGroups,
+    state: Mapping[str, Any],
+    layout: Layout,
+    aliases: dict[str, dict[str, str]],
+    mine: set[tuple[str, str]],
+) -> Snapshot:
+    copies: dict[str, dict[str, Tensor]] = {}
+    regions: dict[str, dict[str, Region]] = {}
+    for group, named in tensors.items():
+        if not group.isidentifier():
+            raise CheckpointError(f"group {group!r} names a file, so it must be a plain word")
+        copies[group], regions[group] = {}, {}
+        for name, tensor in named.items():
+            if (group, name) in mine:
+                local = local_of(tensor)
+                check_finite(local, f"{group}/{name}")
+                copies[group][name] = local.detach().to("cpu", copy=True).contiguous()
+                regions[group][name] = layout[group, name]
+    return Snapshot(copies, regions, aliases, json.dumps(state, allow_nan=False))
 
 
 def check_finite(tensor: Tensor, name: str) -> None:
