@@ -35,13 +35,19 @@ def balance_ranks(
     Raises:
         ValueError: no ranks, or a length below one token.
     """
-    if num_ranks < 1:
-        raise ValueError(f"samples cannot be spread over {num_ranks} ranks")
     if lengths and min(lengths) < 1:
         raise ValueError(f"item {lengths.index(min(lengths))} has {min(lengths)} tokens; the least is 1")
     model = cost or CostModel()
-    costs = [model.cost(length) for length in lengths]
-    order = sorted(range(len(lengths)), key=lambda index: (-costs[index], index))
+    return balance_costs([model.cost(length) for length in lengths], num_ranks, equal_counts=equal_counts)
+
+
+def balance_costs(
+    costs: Sequence[float], num_ranks: int, *, equal_counts: bool = False
+) -> tuple[tuple[int, ...], ...]:
+    """`balance_ranks` where a length does not say what an item costs."""
+    if num_ranks < 1:
+        raise ValueError(f"samples cannot be spread over {num_ranks} ranks")
+    order = sorted(range(len(costs)), key=lambda index: (-costs[index], index))
     parts = _deal(order, costs, num_ranks) if equal_counts else lightest_first(order, costs, num_ranks)
     assert parts is not None  # without a capacity everything fits
     found = rebalance(parts, costs, only_swaps=equal_counts)

@@ -24,7 +24,8 @@ class RankMesh:
 
     rank: int = 0
     sizes: MeshSizes = field(default_factory=MeshSizes)
-    device_mesh: DeviceMesh | None = None
+    parameter_mesh: DeviceMesh | None = None
+    """Axes replicate, fsdp (shard x sp) and tp: how parameters are divided."""
     object_group: dist.ProcessGroup | None = None
     groups: Mapping[str, dist.ProcessGroup] = field(default_factory=dict)
 
@@ -43,16 +44,20 @@ class RankMesh:
         world_size = dist.get_world_size()
         if world_size != sizes.num_ranks:
             raise ValueError(f"the process group has {world_size} ranks, and the mesh {sizes} is over others")
-        shape = (sizes.replicate, sizes.shard, sizes.sequence_parallel, sizes.tensor_parallel)
-        mesh = init_device_mesh(device_type, shape, mesh_dim_names=("replicate", "shard", "sp", "tp"))
-        mesh["replicate", "shard"]._flatten("data")
-        mesh["shard", "sp"]._flatten("fsdp")
+        sp, tp = sizes.sequence_parallel, sizes.tensor_parallel
+        token_mesh = init_device_mesh(
+            device_type, (sizes.num_data, sp, tp), mesh_dim_names=("data", "sp", "tp")
+        )
         return cls(
             rank=dist.get_rank(),
             sizes=sizes,
-            device_mesh=mesh,
+            parameter_mesh=init_device_mesh(
+                device_type,
+                (sizes.replicate, sizes.shard * sp, tp),
+                mesh_dim_names=("replicate", "fsdp", "tp"),
+            ),
             object_group=dist.new_group(backend="gloo"),
-            groups={axis: mesh[axis].get_group() for axis in ("data", "sp", "tp")},
+            groups={axis: token_mesh.get_group(axis) for axis in ("data", "sp", "tp")},
         )
 
     @property
@@ -136,6 +141,6 @@ class RankMesh:
 
     def _reduce(self, tensor: Tensor, axis: Axis, operation: dist.ReduceOp.RedOpType) -> Tensor:
         found = tensor.detach().clone()
-        if self.device_mesh is not None:
+        if self.parameter_mesh is not None:
             dist.all_reduce(found, operation, group=None if axis == "world" else self.groups[axis])
         return found

@@ -15,11 +15,21 @@ import torch
 from torch import Tensor
 
 from paceline.config.schema import BatchSection, TrainSection
+from paceline.engine.distribution import Shares, distribute
 from paceline.engine.mesh import RankMesh
 from paceline.engine.optimizer import MasterAdamW, UpdateOutcome
-from paceline.engine.planning import BatchPlan, MicroBatch, build_micro_batch, cost_model, plan_batch
+from paceline.engine.planning import (
+    BatchPlan,
+    MicroBatch,
+    build_micro_batch,
+    check_budget,
+    cost_model,
+    empty_inputs,
+    plan_batch,
+)
 from paceline.engine.recompute import apply_recompute, decoder_layers
 from paceline.engine.samples import FloatArray, TokenPair
+from paceline.engine.sharding import reduce_over_replicas, reshard, shard_model
 from paceline.model.inputs import ModelInputs
 from paceline.model.loading import CausalModel
 from paceline.telemetry.flops import forward_flops
@@ -49,7 +59,9 @@ LossOf = Callable[[tuple[Tensor, ...], Sequence[S]], LossOutput]
 class ModelEngine:
     """Owns the optimiser of one model and runs every pass over it.
 
-    `samples` of a pass are those of the whole mini-batch, the same on every rank; so are the results.
+    `samples` of a pass are those of the whole mini-batch, the same on every rank; so are the results. A rank computes
+    its share and records metrics of it; what all ranks know alike is recorded by the first only, and ranks that share
+    samples (sequence and tensor parallel) are spoken for by one of them, so that metrics merge over ranks.
     """
 
     def __init__(
@@ -67,12 +79,23 @@ class ModelEngine:
 
         `metric_prefix` goes before the names that every role records (`grad_norm`, `lr`, `updates/applied`...).
         """
-        self.model, self.mesh = model, mesh or RankMesh.single()
-        self._train, self._batch, self._ledger, self._prefix = train, batch, ledger, metric_prefix
+        self.mesh = mesh or RankMesh.single()
+        self._batch, self._ledger, self._prefix = batch, ledger, metric_prefix
+        if num_updates is None:
+            model.module.requires_grad_(False)
+        else:
+            apply_recompute(decoder_layers(model.module, model.shape.num_layers), train)
+        self.sharded = shard_model(model, self.mesh, train)
+        self.model = self.sharded.model
         self._optimizer: MasterAdamW | None = None
         if num_updates is not None:
-            apply_recompute(decoder_layers(model.module, model.shape.num_layers), train)
-            self._optimizer = MasterAdamW(dict(model.module.named_parameters()), train, num_updates)
+            self._optimizer = MasterAdamW(
+                self.sharded.parameters,
+                train,
+                num_updates,
+                mesh=self.mesh,
+                partly_seen=self.sharded.partly_seen,
+            )
 
     @property
     def optimizer(self) -> MasterAdamW:
@@ -84,21 +107,26 @@ class ModelEngine:
     def forward_only(
         self, samples: Sequence[TokenPair], stage: Stage, read: Read, model: CausalModel | None = None
     ) -> list[FloatArray]:
-        """The first tensor of `read`, one value per response token, by sample; from `model` (default: its own)."""
+        """The first tensor of `read`, one value per response token, by sample.
+
+        `model`: another view of this engine's own parameters (without its adapters), which is read in its place.
+        """
         model = model or self.model
-        batch = self._batch
-        budget = batch.forward_token_budget or 2 * batch.token_budget
+        budget = self._batch.forward_token_budget or 2 * self._batch.token_budget
         found: dict[int, FloatArray] = {}
         with self._ledger.span(stage) as span:
-            plan = plan_batch(samples, batch, budget, cost_model(model.shape))
+            own, plan, count = self._plan(samples, budget)
             for row, width in plan.rows:
-                micro_batch = build_micro_batch(samples, row, width, batch.share_prefixes, model.device)
+                micro_batch = self._build(own, row, width)
                 values_R = read(model, micro_batch.inputs)[0]
-                sizes = [len(samples[index].response_ids) for index in micro_batch.order]
+                sizes = [len(own[index].response_ids) for index in micro_batch.order]
                 pieces = np.split(values_R.float().cpu().numpy(), np.cumsum(sizes)[:-1])
                 found.update(zip(micro_batch.order, pieces, strict=True))
-                _count_work(span, model, micro_batch, num_passes=1)
-        return [found[index] for index in range(len(samples))]
+                self._count_work(span, micro_batch, num_passes=1)
+            for _ in range(count - len(plan.rows)):
+                read(model, empty_inputs(self._batch, model.device, self.mesh.sp_size))
+            reshard(model)
+            return self._exchange(samples, [found[index] for index in range(len(own))])
 
     def update(
         self,
@@ -109,25 +137,63 @@ class ModelEngine:
         metrics: MetricAccumulator,
     ) -> UpdateOutcome:
         """One optimiser update on the samples of a mini-batch that have a gradient (none: moments and decay act)."""
-        batch = self._batch
         with self._ledger.span(stage) as span:
-            plan = plan_batch(samples, batch, batch.token_budget, cost_model(self.model.shape))
+            own, plan, count = self._plan(samples, self._batch.token_budget)
             num_slots = 0
-            for row, width in plan.rows:
-                micro_batch = build_micro_batch(samples, row, width, batch.share_prefixes, self.model.device)
-                members = [samples[index] for index in micro_batch.order]
+            for number in range(count):
+                reduce_over_replicas(self.model, number == count - 1)
+                if number >= len(plan.rows):
+                    self._pass_through(stage, read)
+                    continue
+                micro_batch = self._build(own, *plan.rows[number])
+                members = [own[index] for index in micro_batch.order]
                 self._forward_backward(micro_batch, members, stage, read, loss_of, metrics)
-                _count_work(span, self.model, micro_batch, num_passes=3)
+                self._count_work(span, micro_batch, num_passes=3)
                 num_slots += micro_batch.num_slots
             with self._ledger.span(stage, "optimizer"):
                 outcome = self.optimizer.step()
-            self._record_plan(plan, num_slots, metrics)
+            self._record_plan(plan, num_slots, count, metrics)
             self._record_outcome(outcome, metrics)
         return outcome
 
+    def _plan(self, samples: Sequence[S], budget: int) -> tuple[list[S], BatchPlan, int]:
+        """This rank's samples, its micro-batches, and the number of micro-batches that every rank runs."""
+        cost, sharing = cost_model(self.model.shape), self.mesh.sp_size
+        check_budget(samples, self._batch, budget, sharing)
+        own = [samples[index] for index in self._shares(samples)[self.mesh.data_index]]
+        plan = plan_batch(own, self._batch, budget, cost, sharing)
+        return own, plan, self.mesh.max_count(len(plan.rows))
+
+    def _shares(self, samples: Sequence[TokenPair]) -> Shares:
+        shares_prompts = self._batch.share_prefixes and self._batch.layout == "packed"
+        return distribute(
+            samples, self.mesh.num_data, cost_model(self.model.shape), share_prefixes=shares_prompts
+        )
+
+    def _build(self, own: Sequence[TokenPair], row: tuple[int, ...], width: int | None) -> MicroBatch:
+        return build_micro_batch(
+            own, row, width, self._batch.share_prefixes, self.model.device, self.mesh.sp_size
+        )
+
+    def _exchange(self, samples: Sequence[TokenPair], own: list[FloatArray]) -> list[FloatArray]:
+        """Every rank's values, by sample, on every rank."""
+        gathered = self.mesh.gather_objects(own if self.mesh.reports_share else None)
+        parts = [part for part in gathered if part is not None]
+        found: dict[int, FloatArray] = {}
+        for share, part in zip(self._shares(samples), parts, strict=True):
+            found.update(zip(share, part, strict=True))
+        return [found[index] for index in range(len(samples))]
+
+    def _pass_through(self, stage: Stage, read: Read) -> None:
+        """A forward and backward pass that adds zero to every gradient, for the collectives in it."""
+        with self._ledger.span(stage, "no samples left"):
+            value_R = read(self.model, empty_inputs(self._batch, self.model.device, self.mesh.sp_size))[0]
+            value_R.backward(torch.zeros_like(value_R))
+
     def record_empty(self, metrics: MetricAccumulator) -> None:
         """Counts a mini-batch without a token to train on."""
-        metrics.add(f"{self._prefix}updates/empty", 1)
+        if self.mesh.is_first:
+            metrics.add(f"{self._prefix}updates/empty", 1)
 
     def _forward_backward(
         self,
@@ -142,22 +208,40 @@ class ModelEngine:
             output = loss_of(read(self.model, micro_batch.inputs), members)
         with self._ledger.span(stage, "backward"):
             output.loss.backward()
-        for name, (value, weight) in output.metrics.items():
-            metrics.add(name, value, weight)
+        if self.mesh.reports_share:
+            for name, (value, weight) in output.metrics.items():
+                metrics.add(name, value, weight)
 
-    def _record_plan(self, plan: BatchPlan, num_slots: int, metrics: MetricAccumulator) -> None:
+    def _record_plan(self, plan: BatchPlan, num_slots: int, count: int, metrics: MetricAccumulator) -> None:
         """Effective-token share: samples' own tokens over computed positions, above 1 where prefixes are shared."""
+        if not self.mesh.reports_share:
+            return
         metrics.add(f"{self._prefix}micro_batches", len(plan.rows))
+        metrics.add(f"{self._prefix}micro_batches/no_op", count - len(plan.rows))
         metrics.add(f"{self._prefix}tokens/laid_out", num_slots)
         metrics.add(f"{self._prefix}samples/overlong", plan.num_overlong)
         if num_slots:
             metrics.add(f"{self._prefix}tokens/effective_share", plan.num_tokens / num_slots, num_slots)
 
     def _record_outcome(self, outcome: UpdateOutcome, metrics: MetricAccumulator) -> None:
+        if not self.mesh.is_first:
+            return
         metrics.add(f"{self._prefix}grad_norm", outcome.grad_norm)
         metrics.add(f"{self._prefix}lr", outcome.lr)
         metrics.add(f"{self._prefix}updates/applied", int(not outcome.skipped))
         metrics.add(f"{self._prefix}updates/skipped", int(outcome.skipped))
+
+    def _count_work(self, span: Span, micro_batch: MicroBatch, num_passes: int) -> None:
+        """Adds this rank's part of a micro-batch's positions and FLOPs: what all ranks count adds up to all there is.
+
+        Forward and backward are three passes, forward alone is one.
+        """
+        inputs = micro_batch.segments, micro_batch.num_response_tokens
+        flops = num_passes * forward_flops(self.model.shape, *inputs)
+        num_parts = self.mesh.sp_size * self.mesh.tp_size
+        part = self.mesh.rank % num_parts
+        tokens = micro_batch.num_slots // num_parts + (part < micro_batch.num_slots % num_parts)
+        span.add(tokens=tokens, flops=flops / num_parts)
 
 
 def concatenate(arrays: Sequence[FloatArray | None], device: torch.device) -> Tensor | None:
@@ -172,9 +256,3 @@ def concatenate(arrays: Sequence[FloatArray | None], device: torch.device) -> Te
     if len(present) != len(arrays):
         raise ValueError("some samples of a micro-batch carry this value and some do not")
     return torch.from_numpy(np.concatenate(present)).to(device)
-
-
-def _count_work(span: Span, model: CausalModel, micro_batch: MicroBatch, num_passes: int) -> None:
-    """Adds a micro-batch's positions and FLOPs; forward and backward are three passes, forward alone is one."""
-    flops = forward_flops(model.shape, micro_batch.segments, micro_batch.num_response_tokens)
-    span.add(tokens=micro_batch.num_slots, flops=num_passes * flops)

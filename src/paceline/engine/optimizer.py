@@ -1,18 +1,24 @@
 """AdamW on float32 masters, whatever the working weights are, with non-finite updates skipped whole.
 
 A bfloat16 weight near 1 moves in steps of 1/256 (below 1) and cannot take an update of 6e-4; the masters can. For
-float32 models the masters *are* the weights and nothing is held twice.
+float32 models the masters *are* the weights and nothing is held twice. So it is with parameters sharded over ranks:
+their shards are float32, and each rank's optimiser works on the plain tensors of its own.
 """
 
 import math
 from collections.abc import Mapping
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 from paceline.config.schema import TrainSection
 from paceline.engine.lr_schedule import learning_rate
+from paceline.engine.mesh import RankMesh
+from paceline.engine.shards import local_part, num_copies, part_of_full
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,15 +41,25 @@ class MasterAdamW:
     """
 
     def __init__(
-        self, parameters: Mapping[str, nn.Parameter], settings: TrainSection, num_updates: int
+        self,
+        parameters: Mapping[str, nn.Parameter],
+        settings: TrainSection,
+        num_updates: int,
+        *,
+        mesh: RankMesh | None = None,
+        partly_seen: AbstractSet[str] = frozenset(),
     ) -> None:
+        """`partly_seen`: parameters whose gradients are partial sums over the mesh's tensor-parallel ranks."""
         self._settings, self._num_updates = settings, num_updates
+        self._mesh, self._partly_seen = mesh or RankMesh.single(), partly_seen
         self._working = {name: p for name, p in parameters.items() if p.requires_grad}
-        self._masters = {
-            name: p if p.dtype == torch.float32 else nn.Parameter(p.detach().float(), requires_grad=False)
+        self._masters: dict[str, Tensor] = {name: _master_of(p) for name, p in self._working.items()}
+        self._sharded = [name for name, p in self._working.items() if isinstance(p, DTensor)]
+        self._separate = [
+            name
             for name, p in self._working.items()
-        }
-        self._separate = [name for name, p in self._working.items() if self._masters[name] is not p]
+            if p.dtype != torch.float32 and not isinstance(p, DTensor)
+        ]
         for name in self._separate:
             _collect_gradient_in_float32(self._working[name], self._masters[name])
         decayed = [p for p in self._masters.values() if p.dim() >= 2]
@@ -63,8 +79,9 @@ class MasterAdamW:
 
     def zero_grad(self) -> None:
         """Forgets accumulated gradients."""
-        for master in self._masters.values():
+        for name, master in self._masters.items():
             master.grad = None
+            self._working[name].grad = None
 
     def step(self) -> UpdateOutcome:
         """Applies the accumulated gradient once, or skips the update if its norm is not finite.
@@ -75,8 +92,9 @@ class MasterAdamW:
         Raises:
             TooManySkippedUpdatesError: `train.max_skipped_updates` skips in a row.
         """
+        self._take_sharded_gradients()
         gradients = [m.grad for m in self._masters.values() if m.grad is not None]
-        grad_norm = float(torch.nn.utils.get_total_norm(gradients)) if gradients else 0.0
+        grad_norm = self._gradient_norm()
         lr = learning_rate(self._settings, self.update_index, self._num_updates)
         self.update_index += 1
         if not math.isfinite(grad_norm):
@@ -92,6 +110,31 @@ class MasterAdamW:
         self._publish()
         self.zero_grad()
         return UpdateOutcome(grad_norm, lr, skipped=False)
+
+    def _take_sharded_gradients(self) -> None:
+        """Moves the gradients of sharded parameters to their masters, summed over ranks where they are partial."""
+        for name in self._sharded:
+            gradient = self._working[name].grad
+            if gradient is not None:
+                self._masters[name].grad = local_part(gradient)
+                self._working[name].grad = None
+        if self._mesh.tp_group is not None:
+            for name in sorted(self._partly_seen):
+                if (partial := self._masters[name].grad) is not None:
+                    dist.all_reduce(partial, group=self._mesh.tp_group)
+
+    def _gradient_norm(self) -> float:
+        """Norm over all parameters, each counted once however many ranks hold it; the same float on every rank."""
+        with_gradient = {name: m.grad for name, m in self._masters.items() if m.grad is not None}
+        if not with_gradient:
+            return 0.0
+        gradients = list(with_gradient.values())
+        if self._mesh.world_size == 1:
+            return float(torch.nn.utils.get_total_norm(gradients))
+        copies = [num_copies(self._working[name], self._mesh.world_size) for name in with_gradient]
+        squares = torch.stack(torch._foreach_norm(gradients)).square()
+        total = (squares / torch.tensor(copies, dtype=squares.dtype, device=squares.device)).sum()
+        return float(self._mesh.sum(total).sqrt())
 
     def _skip(self, grad_norm: float, lr: float) -> UpdateOutcome:
         self.zero_grad()
@@ -118,12 +161,17 @@ class MasterAdamW:
                 [self._masters[name] for name in self._separate],
             )
 
+    def working(self) -> dict[str, nn.Parameter]:
+        """The trained parameters by name; those that are sharded say by their placements which part is this rank's."""
+        return dict(self._working)
+
     def masters(self) -> dict[str, Tensor]:
-        """Float32 masters by parameter name."""
+        """Float32 masters by parameter name: this rank's parts where parameters are sharded (`shards.whole`)."""
         return {name: master.detach() for name, master in self._masters.items()}
 
     def moments(self) -> dict[str, Tensor]:
-        """Adam's moments, `{name}.exp_avg` and `{name}.exp_avg_sq`; empty before the first update."""
+        """Adam's moments, `{name}.exp_avg` and `{name}.exp_avg_sq`, in parts as the masters; empty before the first
+        update."""
         found: dict[str, Tensor] = {}
         for name, master in self._masters.items():
             state = self._adam.state.get(master)
@@ -148,23 +196,40 @@ class MasterAdamW:
     ) -> None:
         """Restores everything bit by bit and publishes the masters to the working weights.
 
+        Tensors are whole, whatever ranks they were saved from; each rank takes its parts.
+
         Raises:
             KeyError: a parameter of this model is missing from the checkpoint.
         """
         self.update_index = state["update_index"]
         self.consecutive_skips = state["consecutive_skips"]
         for name, master in self._masters.items():
-            master.copy_(masters[name])
+            like = self._working[name]
+            master.copy_(part_of_full(masters[name], like))
             if state["num_applied"]:
                 self._adam.state[master] = {
                     "step": torch.tensor(float(state["num_applied"]), device=master.device),
-                    "exp_avg": moments[f"{name}.exp_avg"].to(master.device, copy=True),
-                    "exp_avg_sq": moments[f"{name}.exp_avg_sq"].to(master.device, copy=True),
+                    **{
+                        moment: part_of_full(moments[f"{name}.{moment}"], like).to(master.device, copy=True)
+                        for moment in ("exp_avg", "exp_avg_sq")
+                    },
                 }
         self._publish()
 
 
-def _collect_gradient_in_float32(working: nn.Parameter, master: nn.Parameter) -> None:
+def _master_of(parameter: nn.Parameter) -> Tensor:
+    """The float32 tensor the optimiser works on: the parameter, its own shard, or a copy."""
+    if isinstance(parameter, DTensor):
+        assert parameter.dtype == torch.float32, (
+            "shards of trained parameters are float32 (engine/sharding.py)"
+        )
+        return local_part(parameter)
+    if parameter.dtype == torch.float32:
+        return parameter
+    return nn.Parameter(parameter.detach().float(), requires_grad=False)
+
+
+def _collect_gradient_in_float32(working: nn.Parameter, master: Tensor) -> None:
     """Adds every micro-batch's gradient to a float32 sum and frees the working dtype's gradient at once."""
 
     def collect(parameter: Tensor) -> None:

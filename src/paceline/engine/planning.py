@@ -6,8 +6,9 @@ from dataclasses import dataclass
 import torch
 
 from paceline.batching.cost import CostModel
+from paceline.batching.micro_batches import OverBudgetError
 from paceline.batching.packs import plan_packed_rows
-from paceline.batching.padding import plan_padded
+from paceline.batching.padding import padded_width, plan_padded
 from paceline.batching.prefixes import PackItem, build_pack
 from paceline.config.schema import BatchSection
 from paceline.engine.samples import TokenPair, group_by_prompt, num_tokens
@@ -48,14 +49,34 @@ def cost_model(shape: ModelShape) -> CostModel:
     return CostModel.from_sizes(shape.body_parameters, shape.num_layers, shape.num_heads, shape.head_dim)
 
 
+def check_budget(samples: Sequence[TokenPair], settings: BatchSection, budget: int, num_sharing: int) -> None:
+    """Refuses a sample over the budget on every rank alike, before any of them waits for the others.
+
+    Raises:
+        OverBudgetError: a sample is longer than `budget` x `num_sharing` and `batch.overlong` is "refuse".
+    """
+    longest = max(map(num_tokens, samples), default=0)
+    width = padded_width([longest], align=num_sharing) if settings.layout == "padded" else longest
+    if settings.overlong == "refuse" and width > budget * num_sharing:
+        raise OverBudgetError(longest, budget, num_sharing)
+
+
 def plan_batch(
-    samples: Sequence[TokenPair], settings: BatchSection, token_budget: int, cost: CostModel
+    samples: Sequence[TokenPair],
+    settings: BatchSection,
+    token_budget: int,
+    cost: CostModel,
+    num_sharing: int = 1,
 ) -> BatchPlan:
-    """Plans one pass over `samples` under a strict `token_budget` per micro-batch.
+    """Plans one pass over `samples` under a strict `token_budget` per micro-batch and rank.
+
+    `num_sharing` ranks share every row (sequence parallel): a row may hold that many times the budget, and its width
+    is a multiple of them (`padded_width` is the one rule, here and where rows are laid out).
 
     Raises:
         OverBudgetError: a sample is longer than the budget and `batch.overlong` is "refuse".
     """
+    token_budget *= num_sharing
     lengths = [num_tokens(sample) for sample in samples]
     if not samples:
         return BatchPlan((), 0, 0)
@@ -64,6 +85,7 @@ def plan_batch(
             lengths,
             token_budget,
             pad_to=settings.pad_to,
+            align=num_sharing,
             overlong=settings.overlong,
         )
         return BatchPlan(
@@ -93,6 +115,7 @@ def build_micro_batch(
     width: int | None,
     share_prefixes: bool,
     device: torch.device,
+    num_sharing: int = 1,
 ) -> MicroBatch:
     """Tensors of one planned micro-batch, made when its turn comes so that only one is held at a time."""
     if width is not None:
@@ -114,8 +137,19 @@ def build_micro_batch(
     pack = build_pack(items, share_prefixes)
     return MicroBatch(
         order=order,
-        num_slots=len(pack.token_ids),
+        num_slots=padded_width([len(pack.token_ids)], align=num_sharing),
         segments=tuple((segment.length, int(pack.position_ids[segment.start])) for segment in pack.segments),
         num_response_tokens=len(pack.targets),
-        inputs=packed_inputs(pack, device),
+        inputs=packed_inputs(pack, device, num_sharing),
     )
+
+
+def empty_inputs(settings: BatchSection, device: torch.device, num_sharing: int) -> ModelInputs:
+    """The least that runs through a model: one prompt token and one response token, in the layout of the others.
+
+    A rank that has no micro-batch left computes this while others compute theirs, so that all make the same collective
+    calls; nothing of it is counted.
+    """
+    if settings.layout == "padded":
+        return padded_inputs([((0,), (0,))], padded_width([2], align=num_sharing), device)
+    return packed_inputs(build_pack([PackItem((0,), ((0,),))], share_prefixes=False), device, num_sharing)

@@ -59,9 +59,18 @@ class TrainEngine:
         return self.engine.optimizer
 
     def score(
-        self, samples: Sequence[TrainSample], stage: Stage, model: CausalModel | None = None
+        self,
+        samples: Sequence[TrainSample],
+        stage: Stage,
+        model: ModelEngine | CausalModel | None = None,
     ) -> list[FloatArray]:
-        """Log-probs of every response token, per sample, from `model` (default: the trained one), forward only."""
+        """Log-probs of every response token, per sample, forward only.
+
+        From the trained model, from another with an engine (and so a mesh) of its own, or from another view of the
+        trained model's parameters. On one rank that other view may be any model.
+        """
+        if isinstance(model, ModelEngine):
+            return model.forward_only(samples, stage, self._read)
         return self.engine.forward_only(samples, stage, self._read, model)
 
     def update(self, samples: Sequence[TrainSample], metrics: MetricAccumulator) -> UpdateOutcome | None:
@@ -82,17 +91,17 @@ class TrainEngine:
         """Samples whose gradient can be other than zero; the others are counted and stay in the denominator."""
         algorithm = self._config.algorithm
         trained = [sample for sample in samples if sample.num_loss_tokens]
-        metrics.add("samples/masked", len(samples) - len(trained))
+        if self.engine.mesh.is_first:
+            metrics.add("samples/masked", len(samples) - len(trained))
         only_policy = algorithm.entropy_coefficient == 0.0 and not (
             algorithm.kl_coefficient > 0.0 and algorithm.kl_placement == "loss"
         )
         if self._config.batch.skip_zero_advantage and only_policy:
             moving = [sample for sample in trained if sample.has_advantage]
-            metrics.add("samples/zero_advantage_skipped", len(trained) - len(moving))
-            metrics.add(
-                "tokens/zero_advantage_skipped",
-                sum(s.num_tokens for s in trained) - sum(s.num_tokens for s in moving),
-            )
+            if self.engine.mesh.is_first:
+                metrics.add("samples/zero_advantage_skipped", len(trained) - len(moving))
+                num_skipped = sum(s.num_tokens for s in trained) - sum(s.num_tokens for s in moving)
+                metrics.add("tokens/zero_advantage_skipped", num_skipped)
             return moving
         return trained
 

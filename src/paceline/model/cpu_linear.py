@@ -21,19 +21,26 @@ def use_weight_first_products(module: nn.Module) -> int:
         if not isinstance(layer, nn.Linear) or layer.bias is not None:
             continue
         if layer.weight.dtype == torch.bfloat16 and layer.weight.device.type == "cpu":
-            layer.forward = _WeightFirst(layer.weight)
+            layer.forward = _WeightFirst(layer)
             num_changed += 1
     return num_changed
 
 
-class _WeightFirst:
-    """Forward of one linear layer; holds the layer's own parameter, not a copy."""
+def use_stock_products(module: nn.Module) -> None:
+    """Takes `use_weight_first_products` back."""
+    for layer in module.modules():
+        if isinstance(layer, nn.Linear):
+            vars(layer).pop("forward", None)
 
-    def __init__(self, weight_NK: Tensor) -> None:
-        self._weight_NK = weight_NK
+
+class _WeightFirst:
+    """Forward of one linear layer; asks the layer for its weight at every call, because sharding replaces it."""
+
+    def __init__(self, layer: nn.Linear) -> None:
+        self._layer = layer
 
     def __call__(self, inputs: Tensor) -> Tensor:
-        return linear_few_rows(inputs, self._weight_NK)
+        return linear_few_rows(inputs, self._layer.weight)
 
 
 def linear_few_rows(inputs: Tensor, weight_NK: Tensor) -> Tensor:

@@ -3,12 +3,13 @@
 Shapes: B rows, T tokens of a row, E hidden size, V vocabulary.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
@@ -25,6 +26,7 @@ from paceline.config.schema import ModelSection
 from paceline.model.attention import ATTENTION_NAME, AttentionPlan, register_attention
 from paceline.model.cpu_linear import use_weight_first_products
 from paceline.model.families import FamilyCheck, UnsupportedModelError, check_family
+from paceline.model.parallel.groups import ALONE, ModelPeers
 from paceline.telemetry.flops import ModelShape
 
 
@@ -38,6 +40,20 @@ class CausalModel:
     shape: ModelShape
     max_context: int
     family: FamilyCheck
+    peers: ModelPeers = ALONE
+    """The ranks that compute a forward pass together with this one."""
+    root: nn.Module | None = None
+    """With weights sharded over ranks: the module whose call gathers them (`call`)."""
+
+    def call(self, body: Callable[[], tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
+        """Runs `body`, which uses this model's parameters, with the sharded ones gathered as they are needed.
+
+        Returned tensors are what a backward pass may start from.
+        """
+        if self.root is None:
+            return body()
+        found: tuple[Tensor, ...] = self.root(body)
+        return found
 
     def hidden(self, input_ids_BT: Tensor, position_ids_BT: Tensor, plan: AttentionPlan) -> Tensor:
         """Last hidden states after the final norm, [B * T, E]."""

@@ -89,7 +89,8 @@ lr | last | rate | Learning rate of the step's last update.
 updates/applied | sum | updates | Optimiser updates applied.
 updates/skipped | sum | updates | Optimiser updates skipped for a gradient that was not finite.
 updates/empty | sum | updates | Mini-batches without a token to train on; nothing moved.
-micro_batches | sum | micro-batches | Forward-backward passes.
+micro_batches | sum | micro-batches | Forward-backward passes over samples.
+micro_batches/no_op | sum | micro-batches | Passes without samples, run while other ranks had some left.
 """
 
 _TOKENS = """
