@@ -40,9 +40,9 @@ class CausalModel:
     shape: ModelShape
     max_context: int
     family: FamilyCheck
-    peers: ModelPeers = ALONE
+    peers: ModelPeers
     """The ranks that compute a forward pass together with this one."""
-    root: nn.Module | None = None
+    root: nn.Module | None
     """With weights sharded over ranks: the module whose call gathers them (`call`)."""
 
     def call(self, body: Callable[[], tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
@@ -172,6 +172,8 @@ def wrap_model(
         shape=ModelShape.from_hf_config(module.config.to_dict()),
         max_context=min(max_context or 1 << 30, module.config.max_position_embeddings),
         family=family,
+        peers=ALONE,
+        root=None,
     )
 
 
