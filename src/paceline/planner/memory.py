@@ -1,0 +1,211 @@
+"""Peak memory of one device from a run's settings.
+
+A run's phases do not overlap: sampling, scoring, the head's turn of an update, the layers' turn of its backward pass,
+the optimiser's step. What is always there plus the largest phase is the peak. The trainer frees nothing in between,
+so an update's second micro-batch meets the gradients of its first: they are counted whole.
+
+Letters: N parameters, V vocabulary, E hidden size, C tokens of a head chunk, R response tokens, T tokens of a
+micro-batch, b bytes per element of the working dtype.
+"""
+
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from paceline.planner.activations import LayerExecution, Recomputation, backward_bytes, kept_bytes
+from paceline.planner.model_shape import MemoryShape
+
+Phase = Literal["always", "update", "head", "layers", "optimizer", "scoring", "rollout"]
+"""`update` counts in each of its three: the head's turn, the layers' turn and the optimiser's step."""
+
+GIB = 2**30
+_FLOAT32 = 4
+_UPDATE: tuple[Phase, ...] = ("head", "layers", "optimizer")
+_PEAKS: tuple[Phase, ...] = (*_UPDATE, "scoring", "rollout")
+_STREAMED_BYTES = 2 * 256 * 2**20
+
+
+@dataclass(frozen=True, slots=True)
+class Sharding:
+    """How one model is divided: weights over `shard` ranks (FSDP, sequence-parallel ranks included) and `tensor`
+    ranks. `gathered_layers` are whole at the same time."""
+
+    shard: int = 1
+    tensor: int = 1
+    gathered_layers: int = 3
+
+
+@dataclass(frozen=True, slots=True)
+class HeadKind:
+    """The log-prob head: tokens per chunk, whether it forms gradients in its forward pass, whether its logits are
+    scored as they are (temperature 1, no cap), and whether the entropy has a gradient."""
+
+    chunk: int = 1024
+    one_pass: bool = False
+    plain: bool = True
+    entropy_grad: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class TrainedModel:
+    """Everything that memory of an updated model depends on; token counts are per device."""
+
+    shape: MemoryShape
+    token_budget: int
+    response_tokens: int
+    forward_token_budget: int
+    how: LayerExecution = LayerExecution()
+    recompute: Recomputation = Recomputation()
+    head: HeadKind | None = HeadKind()
+    sharding: Sharding = Sharding()
+    num_trained: int | None = None
+    """Parameters that are trained where it is not all of them (adapters), beside the model's own."""
+    optimizer_offload: bool = False
+    activation_offload: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One line of the estimate."""
+
+    name: str
+    num_bytes: float
+    phase: Phase
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryEstimate:
+    """Parts and the peak that follows from them, in bytes per device."""
+
+    parts: tuple[Part, ...]
+
+    @property
+    def total(self) -> float:
+        """What is always there plus the largest phase."""
+        return max(self.of_phase(phase) for phase in _PEAKS)
+
+    @property
+    def peak_phase(self) -> Phase:
+        """The phase that decides the total."""
+        return max(_PEAKS, key=self.of_phase)
+
+    def of_phase(self, phase: Phase) -> float:
+        """Memory during one phase."""
+        counted = {"always", phase} | ({"update"} if phase in _UPDATE else set())
+        return sum(part.num_bytes for part in self.parts if part.phase in counted)
+
+    def part(self, name: str) -> float:
+        """Bytes of the parts of that name together."""
+        return sum(part.num_bytes for part in self.parts if part.name == name)
+
+    @property
+    def per_token(self) -> float:
+        """Bytes by which the update's activations grow with each token of the budget."""
+        return self.part("activations")
+
+
+def estimate_model(model: TrainedModel, prefix: str = "") -> MemoryEstimate:
+    """Memory of one trained model and its passes."""
+    own = divided(model.shape, model.sharding.tensor)
+    parts = [*_states(model, own), *_update(model, own), *_scoring(model, own)]
+    return MemoryEstimate(tuple(replace(part, name=prefix + part.name) for part in parts))
+
+
+def frozen_weights(shape: MemoryShape, element_bytes: int, sharding: Sharding) -> float:
+    """A model that is only read, such as the reference."""
+    return element_bytes * shape.num_parameters / sharding.tensor / sharding.shard
+
+
+def kv_cache_bytes(shape: MemoryShape, element_bytes: int, num_slots: int, capacity: int) -> float:
+    """Keys and values of `num_slots` samples of `capacity` tokens."""
+    return 2.0 * shape.model.num_layers * shape.key_width * element_bytes * num_slots * capacity
+
+
+def divided(shape: MemoryShape, tensor: int) -> MemoryShape:
+    """What one tensor-parallel rank holds: its heads, its part of the MLP and of the vocabulary; norms are whole."""
+    if tensor == 1:
+        return shape
+    model = shape.model
+    return replace(
+        shape,
+        model=replace(
+            model,
+            num_heads=model.num_heads // tensor,
+            num_kv_heads=max(1, model.num_kv_heads // tensor),
+            intermediate_size=model.intermediate_size // tensor,
+            moe_intermediate_size=model.moe_intermediate_size // tensor,
+            shared_intermediate_size=model.shared_intermediate_size // tensor,
+            vocab_size=-(-model.vocab_size // tensor),
+        ),
+    )
+
+
+def _states(model: TrainedModel, own: MemoryShape) -> list[Part]:
+    b, shard = model.how.element_bytes, model.sharding.shard
+    num_own = own.num_parameters / shard
+    num_trained = num_own if model.num_trained is None else model.num_trained / shard
+    on_device = 0.0 if model.optimizer_offload else 1.0
+    parts = [Part("weights", b * num_own, "always")]
+    if model.num_trained is not None:
+        parts.append(Part("adapters", _FLOAT32 * num_trained, "always"))
+    elif b != _FLOAT32:
+        parts.append(Part("masters", on_device * _FLOAT32 * num_trained, "always"))
+    parts.append(Part("moments", on_device * 2 * _FLOAT32 * num_trained, "always"))
+    parts.append(Part("gradients", _FLOAT32 * num_trained, "update"))
+    if model.optimizer_offload:
+        parts.append(Part("streamed optimiser states", 3.0 * _STREAMED_BYTES, "optimizer"))
+    if shard > 1:
+        root = own.embedding_parameters + own.head_parameters
+        gathered = b * (root + model.sharding.gathered_layers * own.layer_parameters)
+        parts.append(Part("gathered weights", gathered, "update"))
+        parts.append(Part("unreduced gradients", b * (own.layer_parameters), "layers"))
+    return parts
+
+
+def _update(model: TrainedModel, own: MemoryShape) -> list[Part]:
+    how, tokens = model.how, model.token_budget
+    hidden, b = own.model.hidden_size, how.element_bytes
+    kept = tokens * kept_bytes(own, how, model.recompute)
+    window = tokens * kept_bytes(own, how, model.recompute) / own.model.num_layers
+    if model.activation_offload:
+        kept = min(kept, 2 * window)
+    # final norm, its output, rotary factors and positions
+    outside = tokens * ((8 + 2 * b if own.float_norms else 4 + 2 * b) * hidden + 2 * b * own.model.head_dim + 24)
+    tied = b * own.embedding_parameters if own.tied_head and model.num_trained is None and model.head else 0
+    parts = [
+        Part("activations", kept, "update"),
+        Part("outside the layers", outside, "update"),
+        Part("backward pass of a layer", tokens * backward_bytes(own, how, model.recompute) + tied, "layers"),
+    ]
+    if model.head is not None:
+        parts.append(Part("log-prob head", _head_update(model, own, model.head), "head"))
+    return [replace(p, phase="head") if False else p for p in parts]
+
+
+def _head_update(model: TrainedModel, own: MemoryShape, head: HeadKind) -> float:
+    """Response hidden states, their gradient, the weight's float32 gradient sum and one chunk's logits."""
+    b, rows = model.how.element_bytes, model.response_tokens
+    one_row = b * own.model.hidden_size * rows
+    chunk = min(head.chunk, rows) * own.model.vocab_size
+    weight = own.embedding_parameters if model.num_trained is None else 0
+    if head.one_pass:
+        return 2 * one_row + _FLOAT32 * weight + b * max(chunk, weight)
+    backward = 3 * b * chunk if head.plain and not head.entropy_grad else (24 if head.entropy_grad else 20) * chunk
+    summed = one_row + _FLOAT32 * weight + max(backward, b * chunk + b * weight)
+    return one_row + max(_head_forward(head, b) * chunk, summed)
+
+
+def _head_forward(head: HeadKind, b: int) -> float:
+    """Bytes per logit at the head's widest point without gradients."""
+    return 8.0 + b if head.plain else 12.0 + b
+
+
+def _scoring(model: TrainedModel, own: MemoryShape) -> list[Part]:
+    """A forward pass without gradients: a layer's widest point (the MLP) beside residual and input."""
+    b, tokens, hidden = model.how.element_bytes, model.forward_token_budget, own.model.hidden_size
+    width = max(3 * b * own.active_width, (8 + b) * hidden)
+    body = tokens * (3 * b * hidden + width)
+    head = 0.0
+    if model.head is not None:
+        rows = min(model.head.chunk, tokens)
+        head = tokens * 2 * b * hidden + _head_forward(model.head, b) * rows * own.model.vocab_size
+    return [Part("forward-only pass", max(body, head), "scoring")]
