@@ -28,12 +28,12 @@ TABLE: dict[str, set[str]] = {
     "checkpoint": {"config", "telemetry"},
     "launch": {"config", "checkpoint"},
     "diagnosis": {"config"},
-    "planner": {"config", "diagnosis"},
+    "planner": {"config", "telemetry", "diagnosis"},
     "lab": {"config", "diagnosis", "planner"},
     "report": {"config", "telemetry", "diagnosis", "planner", "lab"},
     "adapters": {"config", "telemetry"},
 }
-TABLE["schedules"] = set(TABLE) - {"report", "diagnosis", "planner", "lab", "adapters"}
+TABLE["schedules"] = set(TABLE) - {"report", "diagnosis", "lab", "adapters"}
 
 # the package's own modules, commands and what shows it off stand above the table
 CONSUMERS = {"", "cli", "demo", "bench"}

@@ -31,7 +31,10 @@ def counted_bytes(model: CausalModel, layout: str) -> int:
     if layout == "padded":
         inputs = padded_inputs([(ids[:1], ids[1:])], NUM_TOKENS, CPU)
     else:
-        items = [PackItem(tuple(ids[:20]), (tuple(ids[20:60]),)), PackItem(tuple(ids[1:10]), (tuple(ids[10:37]),))]
+        items = [
+            PackItem(tuple(ids[:20]), (tuple(ids[20:60]),)),
+            PackItem(tuple(ids[1:10]), (tuple(ids[10:37]),)),
+        ]
         inputs = packed_inputs(build_pack(items, False), CPU)
     body = model.module.base_model
     hidden = body.embed_tokens(inputs.input_ids_BT).detach().requires_grad_()
@@ -39,7 +42,10 @@ def counted_bytes(model: CausalModel, layout: str) -> int:
     with counting(model.module) as kept:
         for layer, position_embeddings in zip(body.layers, rotary, strict=True):
             hidden = layer(
-                hidden, position_embeddings=position_embeddings, attention_mask=None, paceline_plan=inputs.plan
+                hidden,
+                position_embeddings=position_embeddings,
+                attention_mask=None,
+                paceline_plan=inputs.plan,
             )
     kept.storages.update(cached_by_selection())
     shared = {t.untyped_storage().data_ptr() for pair in rotary for t in pair}
@@ -83,7 +89,9 @@ def test_kept_bytes_of_every_family_are_estimated_within_a_tenth(family, dtype, 
 def test_kept_bytes_of_every_choice_are_estimated_within_a_tenth(recompute):
     model = model_of("qwen3", torch.bfloat16)
     settings = TrainSection(
-        gradient_checkpointing=recompute.choice, checkpoint_every=recompute.every, selective_keep=recompute.keep
+        gradient_checkpointing=recompute.choice,
+        checkpoint_every=recompute.every,
+        selective_keep=recompute.keep,
     )
     layers = decoder_layers(model.module, model.shape.num_layers)
     apply_recompute(layers, settings)

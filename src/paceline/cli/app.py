@@ -23,6 +23,7 @@ from paceline.cli.endings import (
     speaks_for_the_run,
 )
 from paceline.config import ConfigError, describe, explain, load_config
+from paceline.planner.dry_run import describe_memory
 
 app = typer.Typer(
     help="LLM reinforcement-learning post-training that is fast by construction and explains itself.",
@@ -54,6 +55,7 @@ def train(
     config = load_config(*split_recipe(recipe, overrides or []))
     if dry_run:
         print(describe(config))
+        print(describe_memory(config))
         return
     from paceline.api import start_training
 

@@ -342,6 +342,12 @@ class ClusterSection(Section):
     attention. A micro-batch may then hold token_budget x this many tokens."""
     tensor_parallel_size: Positive = 1
     """Ranks that share every matrix product and the vocabulary; keep them on one node."""
+    device_name: str | None = None
+    """Device a recipe is planned for, by a name telemetry/hardware.py knows (H200): its memory is what `--dry-run`
+    checks the memory estimate against on another machine. A run looks at its own device."""
+    device_memory_gb: Annotated[float, Field(gt=0)] | None = None
+    """Memory of one device in GB (10^9 bytes) for the memory estimate; default: what the device (a run), or the
+    table's entry for `device_name` (`--dry-run`), says."""
     collective_timeout_s: Annotated[float, Field(gt=0)] = 1800.0
     """Seconds a rank waits for the others before it ends the run and names who is missing."""
     num_threads: NonNegative = 0

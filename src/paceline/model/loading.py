@@ -135,6 +135,16 @@ def model_context(settings: ModelSection) -> int:
     return int(_load_config(settings).get_text_config().max_position_embeddings)
 
 
+def model_settings(settings: ModelSection) -> dict[str, Any]:
+    """The model's own config.json, read without its weights.
+
+    Raises:
+        ConfigError: the path holds no model.
+    """
+    found: dict[str, Any] = _load_config(settings).to_dict()
+    return found
+
+
 def load_model(settings: ModelSection, device: torch.device, seed: int = 0) -> CausalModel:
     """Loads weights (or builds random ones from the config) in the working dtype, attention plans plugged in.
 

@@ -8,20 +8,30 @@ Letters: N parameters, V vocabulary, E hidden size, C tokens of a head chunk, R 
 micro-batch, b bytes per element of the working dtype.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from paceline.planner.activations import LayerExecution, Recomputation, backward_bytes, kept_bytes
 from paceline.planner.model_shape import MemoryShape
 
-Phase = Literal["always", "update", "head", "layers", "optimizer", "scoring", "rollout"]
-"""`update` counts in each of its three: the head's turn, the layers' turn and the optimiser's step."""
+Phase = Literal["always", "update", "activations", "head", "layers", "optimizer", "scoring", "rollout"]
+"""`head` and `layers` are an update's turns with its activations there, `optimizer` its step; `activations` counts in
+the first two, `update` in all three."""
 
 GIB = 2**30
 _FLOAT32 = 4
-_UPDATE: tuple[Phase, ...] = ("head", "layers", "optimizer")
-_PEAKS: tuple[Phase, ...] = (*_UPDATE, "scoring", "rollout")
-_STREAMED_BYTES = 2 * 256 * 2**20
+_COUNTED: dict[Phase, frozenset[Phase]] = {
+    "head": frozenset({"update", "activations", "head"}),
+    "layers": frozenset({"update", "activations", "layers"}),
+    "optimizer": frozenset({"update", "optimizer"}),
+    "scoring": frozenset({"scoring"}),
+    "rollout": frozenset({"rollout"}),
+}
+
+OFFLOAD_WINDOW_BYTES = 2**30
+"""Activations that may be on their way to the host at a time (`engine/activation_offload.py`)."""
+OPTIMIZER_BUCKET_BYTES = 2**28
+"""Float32 values of one kind that the offloaded optimiser holds on the device at a time, twice (double buffering)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,10 +63,11 @@ class TrainedModel:
     token_budget: int
     response_tokens: int
     forward_token_budget: int
-    how: LayerExecution = LayerExecution()
-    recompute: Recomputation = Recomputation()
-    head: HeadKind | None = HeadKind()
-    sharding: Sharding = Sharding()
+    how: LayerExecution = field(default_factory=LayerExecution)
+    recompute: Recomputation = field(default_factory=Recomputation)
+    head: HeadKind | None = field(default_factory=HeadKind)
+    """None: a value head, whose memory is nothing beside the layers'."""
+    sharding: Sharding = field(default_factory=Sharding)
     num_trained: int | None = None
     """Parameters that are trained where it is not all of them (adapters), beside the model's own."""
     optimizer_offload: bool = False
@@ -65,49 +76,53 @@ class TrainedModel:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One line of the estimate."""
+    """One line of the estimate. Roles take turns: only what is `always` there counts in another role's phase."""
 
     name: str
     num_bytes: float
     phase: Phase
+    role: str = "actor"
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryEstimate:
-    """Parts and the peak that follows from them, in bytes per device."""
+    """Parts and the peak that follows from them, in bytes per device. `notes` say what is not in it."""
 
     parts: tuple[Part, ...]
+    notes: tuple[str, ...] = ()
 
     @property
     def total(self) -> float:
         """What is always there plus the largest phase."""
-        return max(self.of_phase(phase) for phase in _PEAKS)
+        return max(self.of_phase(role, phase) for role, phase in self._peaks())
 
     @property
-    def peak_phase(self) -> Phase:
-        """The phase that decides the total."""
-        return max(_PEAKS, key=self.of_phase)
+    def peak_phase(self) -> tuple[str, Phase]:
+        """Role and phase that decide the total."""
+        return max(self._peaks(), key=lambda peak: self.of_phase(*peak))
 
-    def of_phase(self, phase: Phase) -> float:
-        """Memory during one phase."""
-        counted = {"always", phase} | ({"update"} if phase in _UPDATE else set())
-        return sum(part.num_bytes for part in self.parts if part.phase in counted)
+    def of_phase(self, role: str, phase: Phase) -> float:
+        """Memory during one phase of one role."""
+        return sum(
+            part.num_bytes
+            for part in self.parts
+            if part.phase == "always" or (part.role == role and part.phase in _COUNTED[phase])
+        )
 
-    def part(self, name: str) -> float:
+    def part(self, name: str, role: str = "actor") -> float:
         """Bytes of the parts of that name together."""
-        return sum(part.num_bytes for part in self.parts if part.name == name)
+        return sum(part.num_bytes for part in self.parts if part.name == name and part.role == role)
 
-    @property
-    def per_token(self) -> float:
-        """Bytes by which the update's activations grow with each token of the budget."""
-        return self.part("activations")
+    def _peaks(self) -> list[tuple[str, Phase]]:
+        roles = dict.fromkeys(part.role for part in self.parts)
+        return [(role, phase) for role in roles for phase in _COUNTED]
 
 
-def estimate_model(model: TrainedModel, prefix: str = "") -> MemoryEstimate:
+def estimate_model(model: TrainedModel, role: str = "actor") -> tuple[Part, ...]:
     """Memory of one trained model and its passes."""
     own = divided(model.shape, model.sharding.tensor)
     parts = [*_states(model, own), *_update(model, own), *_scoring(model, own)]
-    return MemoryEstimate(tuple(replace(part, name=prefix + part.name) for part in parts))
+    return tuple(replace(part, role=role) for part in parts)
 
 
 def frozen_weights(shape: MemoryShape, element_bytes: int, sharding: Sharding) -> float:
@@ -146,13 +161,14 @@ def _states(model: TrainedModel, own: MemoryShape) -> list[Part]:
     on_device = 0.0 if model.optimizer_offload else 1.0
     parts = [Part("weights", b * num_own, "always")]
     if model.num_trained is not None:
-        parts.append(Part("adapters", _FLOAT32 * num_trained, "always"))
-    elif b != _FLOAT32:
+        parts.append(Part("adapters", b * num_trained, "always"))
+    if b != _FLOAT32:
         parts.append(Part("masters", on_device * _FLOAT32 * num_trained, "always"))
     parts.append(Part("moments", on_device * 2 * _FLOAT32 * num_trained, "always"))
     parts.append(Part("gradients", _FLOAT32 * num_trained, "update"))
     if model.optimizer_offload:
-        parts.append(Part("streamed optimiser states", 3.0 * _STREAMED_BYTES, "optimizer"))
+        streamed = min(2.0 * OPTIMIZER_BUCKET_BYTES, _FLOAT32 * num_trained)
+        parts.append(Part("streamed optimiser states", 3.0 * streamed, "optimizer"))
     if shard > 1:
         root = own.embedding_parameters + own.head_parameters
         gathered = b * (root + model.sharding.gathered_layers * own.layer_parameters)
@@ -165,20 +181,21 @@ def _update(model: TrainedModel, own: MemoryShape) -> list[Part]:
     how, tokens = model.how, model.token_budget
     hidden, b = own.model.hidden_size, how.element_bytes
     kept = tokens * kept_bytes(own, how, model.recompute)
-    window = tokens * kept_bytes(own, how, model.recompute) / own.model.num_layers
-    if model.activation_offload:
-        kept = min(kept, 2 * window)
+    if model.activation_offload:  # what is on its way out, and as much on its way back
+        kept = min(kept, 2.0 * OFFLOAD_WINDOW_BYTES)
     # final norm, its output, rotary factors and positions
-    outside = tokens * ((8 + 2 * b if own.float_norms else 4 + 2 * b) * hidden + 2 * b * own.model.head_dim + 24)
+    outside = tokens * (
+        (8 + 2 * b if own.float_norms else 4 + 2 * b) * hidden + 2 * b * own.model.head_dim + 24
+    )
     tied = b * own.embedding_parameters if own.tied_head and model.num_trained is None and model.head else 0
     parts = [
-        Part("activations", kept, "update"),
-        Part("outside the layers", outside, "update"),
+        Part("activations", kept, "activations"),
+        Part("outside the layers", outside, "activations"),
         Part("backward pass of a layer", tokens * backward_bytes(own, how, model.recompute) + tied, "layers"),
     ]
     if model.head is not None:
         parts.append(Part("log-prob head", _head_update(model, own, model.head), "head"))
-    return [replace(p, phase="head") if False else p for p in parts]
+    return parts
 
 
 def _head_update(model: TrainedModel, own: MemoryShape, head: HeadKind) -> float:
@@ -189,7 +206,9 @@ def _head_update(model: TrainedModel, own: MemoryShape, head: HeadKind) -> float
     weight = own.embedding_parameters if model.num_trained is None else 0
     if head.one_pass:
         return 2 * one_row + _FLOAT32 * weight + b * max(chunk, weight)
-    backward = 3 * b * chunk if head.plain and not head.entropy_grad else (24 if head.entropy_grad else 20) * chunk
+    backward = (
+        3 * b * chunk if head.plain and not head.entropy_grad else (24 if head.entropy_grad else 20) * chunk
+    )
     summed = one_row + _FLOAT32 * weight + max(backward, b * chunk + b * weight)
     return one_row + max(_head_forward(head, b) * chunk, summed)
 

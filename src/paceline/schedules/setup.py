@@ -26,6 +26,7 @@ from paceline.rewards.pool import RewardPool
 from paceline.rollout import NativeEngine
 from paceline.rollout.native.engine import EngineLimits
 from paceline.schedules.display import Display
+from paceline.schedules.memory import check_memory
 from paceline.schedules.run_folder import RunFolder, open_run_folder
 from paceline.sync import InProcessSync
 from paceline.telemetry.device_memory import DeviceMemorySampler
@@ -97,6 +98,7 @@ def open_run(config: Config, display: Display) -> Iterator[Run]:
             task = build_task(config, tokenizer, context)
             resolve(task.reward)
             check_lengths(config, task.longest_prompt, context)
+            check_memory(config, device, task.longest_prompt)
             loader = PromptLoader(task.train, config.batch.num_prompts, config.run.seed, config.task.shuffle)
         pool = stack.enter_context(
             RewardPool(

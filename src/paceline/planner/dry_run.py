@@ -1,0 +1,51 @@
+"""The memory part of `--dry-run`: from a config alone, on a machine that need not be the one that trains."""
+
+from dataclasses import replace
+
+from paceline.config.critic import critic_model, has_critic
+from paceline.config.schema import Config
+from paceline.planner.fit import check_fit, stated_device_bytes
+from paceline.planner.memory_table import memory_table
+from paceline.planner.model_shape import MemoryShape, read_shape
+from paceline.planner.run_memory import RunFacts, estimate_run
+
+
+def describe_memory(config: Config) -> str:
+    """The estimate as a table, or why there is none.
+
+    Raises:
+        ConfigError: the config states a device, and the estimate exceeds its memory.
+    """
+    try:
+        shape = read_shape(config.model.path)
+        critic_shape = _critic_shape(config)
+    except ValueError as error:
+        return f"memory per device: not estimated ({error})"
+    if shape is None:
+        return "memory per device: estimated when the model's config.json is there to read"
+    notes: list[str] = []
+    facts = RunFacts(
+        shape,
+        element_bytes=_element_bytes(config, notes),
+        on_cpu=config.cluster.device == "cpu",
+        critic_shape=critic_shape,
+    )
+    device_bytes = stated_device_bytes(config)
+    estimate = estimate_run(config, facts) if device_bytes is None else check_fit(config, facts, device_bytes)
+    return memory_table(replace(estimate, notes=(*estimate.notes, *notes)), device_bytes)
+
+
+def _critic_shape(config: Config) -> MemoryShape | None:
+    return read_shape(critic_model(config).path) if has_critic(config) else None
+
+
+def _element_bytes(config: Config, notes: list[str]) -> int:
+    """Bytes per element of the working dtype, as far as the config says; see `model.dtype`."""
+    dtype, device = config.model.dtype, config.cluster.device
+    if dtype == "float32" or (dtype == "auto" and device == "cpu"):
+        return 4
+    if dtype == "auto" and device == "auto":
+        notes.append(
+            "taken to be an accelerator with bfloat16 weights (cluster.device and model.dtype: auto)"
+        )
+    return 2

@@ -1,0 +1,128 @@
+"""Whether a run fits its device, and which settings would make it fit."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from paceline.config.errors import ConfigError
+from paceline.config.schema import Config
+from paceline.planner.memory import GIB, MemoryEstimate
+from paceline.planner.run_memory import RunFacts, estimate_run
+from paceline.telemetry.hardware import lookup
+
+_USABLE_SHARE = 0.95
+_CONTEXT_BYTES = 0.75 * GIB
+_SMALLEST_BUDGET = 256
+_BUDGET_STEP = 256
+
+
+@dataclass(frozen=True, slots=True)
+class Switch:
+    """A change of settings, as a person would write it, and the peak it gives."""
+
+    setting: str
+    config: Config
+    total: float
+
+
+def usable_bytes(device_bytes: float) -> float:
+    """What a run may plan with: the device's context and 5 % lost between blocks of the allocator are left out."""
+    return max(0.0, device_bytes * _USABLE_SHARE - _CONTEXT_BYTES)
+
+
+def stated_device_bytes(config: Config) -> float | None:
+    """Memory of one device as the config states it, in bytes; None where it does not.
+
+    Raises:
+        ConfigError: `cluster.device_name` is not in the table.
+    """
+    cluster = config.cluster
+    if cluster.device_memory_gb is not None:
+        return cluster.device_memory_gb * 1e9
+    if cluster.device_name is None:
+        return None
+    hardware = lookup(cluster.device_name)
+    if hardware is None:
+        rule = "is not in the table of known devices; state its memory instead"
+        raise ConfigError("cluster.device_name", cluster.device_name, rule, "cluster.device_memory_gb")
+    return hardware.memory_gb * 1e9
+
+
+def check_fit(config: Config, facts: RunFacts, device_bytes: float) -> MemoryEstimate:
+    """The estimate, when it fits.
+
+    Raises:
+        ConfigError: it does not; every single switch that would make it fit is named with its estimate, or the
+            shortest list of them found, or that nothing would.
+    """
+    estimate = estimate_run(config, facts)
+    usable = usable_bytes(device_bytes)
+    if estimate.total <= usable:
+        return estimate
+    role, phase = estimate.peak_phase
+    advice = "; ".join(f"{s.setting} ({_gib(s.total)})" for s in ways_to_fit(config, facts, usable))
+    rule = (
+        f"the run needs {_gib(estimate.total)} per device (most in {role}: {phase}), and {_gib(usable)} of the "
+        f"device's {_gib(device_bytes)} can be planned with"
+    )
+    nearest = advice or "no setting alone or together; a smaller model or more devices"
+    raise ConfigError("batch.token_budget", config.batch.token_budget, rule, nearest)
+
+
+def ways_to_fit(config: Config, facts: RunFacts, usable: float) -> list[Switch]:
+    """Single changes that fit; where there is none, one accumulated change that does; empty when nothing does."""
+    single = [switch for switch in _switches(config, facts, usable) if switch.total <= usable]
+    if single:
+        return single
+    names: list[str] = []
+    current, total = config, estimate_run(config, facts).total
+    while total > usable:
+        better = [s for s in _switches(current, facts, usable) if s.total < 0.99 * total]
+        if not better:
+            return []
+        best = min(better, key=lambda switch: switch.total)
+        names, current, total = [*names, best.setting], best.config, best.total
+    return [Switch(" with ".join(names), current, total)]
+
+
+def largest_budget(config: Config, facts: RunFacts, usable: float, most: int = 1 << 20) -> int | None:
+    """The largest `batch.token_budget` that fits, in steps of 256 tokens; None when not even 256 do."""
+    low, high = 0, most // _BUDGET_STEP
+    while low < high:
+        middle = (low + high + 1) // 2
+        if estimate_run(config, facts, middle * _BUDGET_STEP).total <= usable:
+            low = middle
+        else:
+            high = middle - 1
+    return low * _BUDGET_STEP if low * _BUDGET_STEP >= _SMALLEST_BUDGET else None
+
+
+def _switches(config: Config, facts: RunFacts, usable: float) -> Iterator[Switch]:
+    for section, change in _changes(config):
+        changed = config.model_copy(update={section: getattr(config, section).model_copy(update=change)})
+        (key, value), *_ = change.items()
+        yield Switch(f"{section}.{key}: {value}", changed, estimate_run(changed, facts).total)
+    budget = largest_budget(config, facts, usable, config.batch.token_budget)
+    if budget is not None and budget < config.batch.token_budget:
+        changed = config.model_copy(
+            update={"batch": config.batch.model_copy(update={"token_budget": budget})}
+        )
+        yield Switch(f"batch.token_budget: {budget}", changed, estimate_run(changed, facts).total)
+
+
+def _changes(config: Config) -> Iterator[tuple[str, dict[str, object]]]:
+    """Settings that take less memory, the cheapest in time first; only those that change anything."""
+    train, cluster = config.train, config.cluster
+    if train.gradient_checkpointing == "none":
+        yield "train", {"gradient_checkpointing": "selective"}
+    if train.gradient_checkpointing != "all":
+        yield "train", {"gradient_checkpointing": "all"}
+    if train.logprob_chunk > 1024:
+        yield "train", {"logprob_chunk": 1024}
+    if config.rollout.max_running > 16:
+        yield "rollout", {"max_running": config.rollout.max_running // 2}
+    if cluster.replicate_size == 1 and cluster.shard_size is None:
+        yield "cluster", {"num_devices": 2 * cluster.num_devices}
+
+
+def _gib(num_bytes: float) -> str:
+    return f"{num_bytes / GIB:.1f} GiB"

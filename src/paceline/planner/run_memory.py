@@ -1,0 +1,145 @@
+"""From a run's config to its memory estimate: every role, every phase, per device."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from paceline.config.arithmetic import batch_arithmetic
+from paceline.config.critic import critic_batch, has_critic
+from paceline.config.parallelism import mesh_sizes
+from paceline.config.schema import BatchSection, Config
+from paceline.planner.activations import LayerExecution, Recomputation
+from paceline.planner.memory import (
+    HeadKind,
+    MemoryEstimate,
+    Part,
+    Sharding,
+    TrainedModel,
+    divided,
+    estimate_model,
+    frozen_weights,
+    kv_cache_bytes,
+)
+from paceline.planner.model_shape import MemoryShape
+
+_SLOT_STEP = 32
+
+
+@dataclass(frozen=True, slots=True)
+class RunFacts:
+    """What the config alone does not say. `element_bytes` of the working dtype; `longest_prompt` in tokens, None
+    before the task is read; `on_cpu`: attention goes by pieces and layers are never fused."""
+
+    shape: MemoryShape
+    element_bytes: int
+    longest_prompt: int | None = None
+    on_cpu: bool = False
+    critic_shape: MemoryShape | None = None
+
+
+def estimate_run(config: Config, facts: RunFacts, token_budget: int | None = None) -> MemoryEstimate:
+    """The whole run's estimate; `token_budget` replaces the config's (which may be auto)."""
+    batch = config.batch
+    if token_budget is not None:
+        batch = batch.model_copy(update={"token_budget": token_budget})
+    notes: list[str] = []
+    actor = trained_model(config, facts, batch)
+    parts = [
+        *estimate_model(actor),
+        *_reference(config, facts, actor),
+        *_rollout(config, facts, actor, notes),
+    ]
+    if has_critic(config):
+        shape = facts.critic_shape or facts.shape
+        own_batch = critic_batch(config.model_copy(update={"batch": batch}))
+        critic = replace(
+            trained_model(config, replace(facts, shape=shape), own_batch),
+            shape=replace(
+                shape, tied_head=True
+            ),  # a value head of one row takes the place of the output head
+            head=None,
+            num_trained=None,
+        )
+        parts += estimate_model(critic, "critic")
+    return MemoryEstimate(tuple(parts), tuple(notes))
+
+
+def trained_model(config: Config, facts: RunFacts, batch: BatchSection) -> TrainedModel:
+    """The actor as the estimate sees it; its response tokens are taken to fill the budget."""
+    train, shape = config.train, facts.shape
+    sizes = mesh_sizes(config.cluster)
+    gathered = 2 + train.forward_prefetch if train.reshard_after_forward else shape.model.num_layers
+    return TrainedModel(
+        shape=shape,
+        token_budget=batch.token_budget,
+        response_tokens=batch.token_budget,
+        forward_token_budget=batch.forward_token_budget or 2 * batch.token_budget,
+        how=LayerExecution(
+            kind="eager",
+            attention="pieces" if facts.on_cpu else "grouped",
+            element_bytes=facts.element_bytes,
+            frozen=config.lora.rank > 0,
+        ),
+        recompute=Recomputation(train.gradient_checkpointing, train.checkpoint_every, train.selective_keep),
+        head=HeadKind(
+            chunk=train.logprob_chunk,
+            plain=config.rollout.temperature == 1.0,
+            entropy_grad=config.algorithm.entropy_coefficient > 0.0,
+        ),
+        sharding=Sharding(
+            shard=sizes.shard * sizes.sequence_parallel,
+            tensor=sizes.tensor_parallel,
+            gathered_layers=min(gathered, shape.model.num_layers),
+        ),
+        num_trained=num_adapter_parameters(config, shape) if config.lora.rank else None,
+    )
+
+
+def num_adapter_parameters(config: Config, shape: MemoryShape) -> int:
+    """Rank x (inputs + outputs) of every adapted linear layer."""
+    hidden, query, key = shape.model.hidden_size, shape.query_width, shape.key_width
+    width = shape.model.intermediate_size
+    sizes: Mapping[str, int] = {
+        "q_proj": hidden + query,
+        "k_proj": hidden + key,
+        "v_proj": hidden + key,
+        "o_proj": hidden + query,
+        "gate_proj": hidden + width,
+        "up_proj": hidden + width,
+        "down_proj": hidden + width,
+    }
+    chosen = config.lora.target_modules or tuple(sizes)
+    return config.lora.rank * shape.model.num_layers * sum(sizes.get(name, 0) for name in chosen)
+
+
+def _reference(config: Config, facts: RunFacts, actor: TrainedModel) -> list[Part]:
+    if config.algorithm.kl_coefficient == 0.0 or config.lora.rank:
+        return []  # adapters switched off are the reference
+    return [
+        Part("reference weights", frozen_weights(facts.shape, facts.element_bytes, actor.sharding), "always")
+    ]
+
+
+def _rollout(config: Config, facts: RunFacts, actor: TrainedModel, notes: list[str]) -> list[Part]:
+    """KV cache, decoding logits and the widest prefill of the native engine."""
+    rollout, sizes = config.rollout, batch_arithmetic(config)
+    longest_prompt = facts.longest_prompt
+    context = sizes.max_context or facts.shape.max_context
+    if longest_prompt is None:
+        longest_prompt = rollout.max_new_tokens
+        if context is not None:
+            longest_prompt = max(1, min(longest_prompt, context - rollout.max_new_tokens))
+        notes.append(f"prompts are taken to have up to {longest_prompt:,} tokens until the task is read")
+    capacity = -(-(longest_prompt + rollout.max_new_tokens) // _SLOT_STEP) * _SLOT_STEP
+    num_data = mesh_sizes(config.cluster).num_data
+    most = max(sizes.samples_per_step, sizes.completions_per_evaluation)
+    num_slots = min(rollout.max_running, -(-most // num_data))
+    own = divided(facts.shape, actor.sharding.tensor)
+    cache = kv_cache_bytes(own, facts.element_bytes, num_slots, capacity)
+    if rollout.kv_cache_gb is not None:
+        cache = min(cache, rollout.kv_cache_gb * 2**30)
+    prefill = next(part for part in estimate_model(actor) if part.phase == "scoring").num_bytes
+    logits = num_slots * own.model.vocab_size * (facts.element_bytes + 16.0)
+    return [
+        Part("KV cache", cache, "always"),
+        Part("prefill and decoding", max(prefill, logits), "rollout"),
+    ]
