@@ -10,6 +10,7 @@ from typing import Annotated
 
 import typer
 
+from paceline.adapters.run.imported import ImportedRun
 from paceline.config import ConfigError
 
 NO_ERRORS, ERRORS = 0, 1
@@ -87,6 +88,50 @@ def translate_verl(
         )
         print(f"recipe: {out}")
     raise typer.Exit(ERRORS if translation.problems else NO_ERRORS)
+
+
+import_app = typer.Typer(help="Another framework's records as a run's folder.", no_args_is_help=True)
+
+Source = Annotated[Path, typer.Argument(help="A file, or a folder that is searched.")]
+Out = Annotated[
+    Path | None,
+    typer.Option("--out", help="The run's new folder; default: runs/imported-NAME.", show_default=False),
+]
+RunName = Annotated[
+    str | None, typer.Option("--name", help="Name of the run; default: the folder's.", show_default=False)
+]
+
+
+@import_app.callback()
+def _import() -> None:
+    """Another framework's records as a run's folder, for `paceline report`."""
+
+
+@import_app.command("verl")
+def import_verl_logs(
+    path: Source,
+    out: Out = None,
+    name: RunName = None,
+    mode: Annotated[
+        str, typer.Option(help="What gen is. sync: generation; async: a wait; auto: as the log suggests.")
+    ] = "auto",
+) -> None:
+    """Read verl's console log, JSONL file logger and TensorBoard files of one run."""
+    from paceline.adapters.verl.importing import MODES, import_verl
+
+    chosen = next((one for one in MODES if one == mode), None)
+    if chosen is None:
+        raise ConfigError("--mode", mode, f"must be one of {', '.join(MODES)}", "auto")
+    _write(import_verl(path, chosen, name), out)
+
+
+def _write(run: ImportedRun, out: Path | None) -> None:
+    from paceline.adapters.run import write_run
+
+    folder = write_run(run, out or Path("runs") / f"imported-{run.name}")
+    for note in run.notes:
+        print(f"note: {note}")
+    print(f"run: {folder}")
 
 
 def parse_environment(pairs: list[str] | None) -> dict[str, str]:

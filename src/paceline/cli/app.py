@@ -12,7 +12,7 @@ from typing import Annotated, Any
 
 import typer
 
-from paceline.cli.adapters import lint_app, translate_app
+from paceline.cli.adapters import import_app, lint_app, translate_app
 from paceline.cli.endings import (
     DONE,
     FAILED,
@@ -35,6 +35,7 @@ app = typer.Typer(
 
 app.add_typer(lint_app, name="lint")
 app.add_typer(translate_app, name="translate")
+app.add_typer(import_app, name="import")
 
 Recipe = Annotated[str, typer.Argument(help="YAML recipe; settings are also given as section.key=value.")]
 Overrides = Annotated[

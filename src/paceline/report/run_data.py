@@ -75,11 +75,13 @@ def load_run(run_dir: Path) -> RunData:
     run_dir = Path(run_dir)
     _check_is_run(run_dir)
     notes: list[str] = []
+    summary = _read_json(run_dir / "summary.json", notes)
+    notes += map(str, summary.get("notes", ()))  # what an importer could not know
     return RunData(
         run_dir=run_dir,
         config=_read_config(run_dir / "config.yaml", notes),
         environment=_read_json(run_dir / "env.json", notes),
-        summary=_read_json(run_dir / "summary.json", notes),
+        summary=summary,
         ledgers=read_ledger(run_dir),
         history=read_metric_history(run_dir),
         samples=_first_and_last_samples(run_dir / "samples", notes),

@@ -24,6 +24,10 @@ def _outcome(figures: Mapping[str, Any]) -> str:
             return f"The run was asked to stop and ended after {done}."
         case "completed":
             return ""
+        case "imported":
+            return (
+                f"Read from another framework's records, which hold {done}; how the run ended is not known."
+            )
         case _:
             return f"The run is still going or was interrupted; this is the state after {done}."
 
