@@ -5,7 +5,7 @@ run = paceline.train("recipe.yaml", train={"lr": 1e-5})
 run.report()
 """
 
-from paceline.api import Run, train
+from paceline.api import Run, sft, train
 from paceline.config import Config, ConfigError, load_config
 
-__all__ = ["Config", "ConfigError", "Run", "load_config", "train"]
+__all__ = ["Config", "ConfigError", "Run", "load_config", "sft", "train"]

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from paceline.config import Config, load_config
+from paceline.config import Config, load_config, load_sft_config
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,3 +50,18 @@ def start_training(config: Config) -> Run:
     from paceline.schedules import run_training
 
     return Run(run_or_launch(config, "train", lambda config: run_training(config).run_dir))
+
+
+def sft(
+    recipe: str | Path | None = None, *, overrides: Sequence[str] = (), **sections: Mapping[str, Any]
+) -> Run:
+    """Supervised fine-tuning: the same arguments, result and errors as `train`."""
+    return start_sft(load_sft_config(recipe, overrides, sections=sections))
+
+
+def start_sft(config: Config) -> Run:
+    """The same from a checked config."""
+    from paceline.launch.dispatch import run_or_launch
+    from paceline.schedules import run_sft
+
+    return Run(run_or_launch(config, "sft", lambda config: run_sft(config).run_dir))

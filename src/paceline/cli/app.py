@@ -22,7 +22,15 @@ from paceline.cli.endings import (
     refusal,
     speaks_for_the_run,
 )
-from paceline.config import ConfigError, describe, explain, load_config
+from paceline.config import (
+    ConfigError,
+    describe,
+    describe_sft,
+    explain,
+    load_config,
+    load_sft_config,
+    require_command,
+)
 from paceline.planner.dry_run import describe_memory
 
 app = typer.Typer(
@@ -54,6 +62,7 @@ def train(
 ) -> None:
     """Train a model as the recipe says."""
     config = load_config(*split_recipe(recipe, overrides or []))
+    require_command(config, "train")
     if dry_run:
         print(describe(config))
         print(describe_memory(config))
@@ -61,6 +70,29 @@ def train(
     from paceline.api import start_training
 
     run = start_training(config)
+    if speaks_for_the_run(own_placement()):
+        print(f"run: {run.dir}")
+
+
+@app.command()
+def sft(
+    recipe: Recipe,
+    overrides: Overrides = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Check everything, count the rows, start nothing.")
+    ] = False,
+) -> None:
+    """Fine-tune a model on conversations, or on prompts with their answers."""
+    config = load_sft_config(*split_recipe(recipe, overrides or []))
+    if dry_run:
+        from paceline.data.demonstrations import read_demonstrations
+
+        rows = read_demonstrations(config)
+        print(describe_sft(config, len(rows.train), len(rows.evaluation)))
+        return
+    from paceline.api import start_sft
+
+    run = start_sft(config)
     if speaks_for_the_run(own_placement()):
         print(f"run: {run.dir}")
 

@@ -11,8 +11,9 @@ from paceline.config.arithmetic import (
 )
 from paceline.config.decisions import Decision, decide_old_logprob
 from paceline.config.errors import ConfigError
-from paceline.config.loading import dump_config, explain, load_config
+from paceline.config.loading import dump_config, explain, load_config, load_sft_config
 from paceline.config.schema import Config
+from paceline.config.sft import describe_sft, require_command
 
 __all__ = [
     "BatchArithmetic",
@@ -25,8 +26,11 @@ __all__ = [
     "check_lengths",
     "decide_old_logprob",
     "describe",
+    "describe_sft",
     "dump_config",
     "explain",
     "load_config",
+    "load_sft_config",
+    "require_command",
     "stated_context",
 ]

@@ -16,6 +16,7 @@ from paceline.config.decisions import decide_old_logprob
 from paceline.config.errors import ConfigError
 from paceline.config.rules import budget_problem
 from paceline.config.schema import Config
+from paceline.config.sft import is_sft
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +132,7 @@ def check_context(config: Config, max_context: int | None = None) -> None:
         raise ConfigError(
             "model.max_context", wanted, f"the model states at most {stated} positions", str(stated)
         )
-    if wanted is None and limit >= stated:
+    if wanted is None and limit >= stated and not is_sft(config):
         rule = f"must be below the model's context of {stated} tokens, which holds prompt and response"
         raise ConfigError("rollout.max_new_tokens", limit, rule, str(max(1, stated - 1)))
 

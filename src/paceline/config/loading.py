@@ -21,6 +21,7 @@ from paceline.config.names import FIELDS, SECTIONS, nearest_setting
 from paceline.config.presets import PRESETS
 from paceline.config.rules import check_rules
 from paceline.config.schema import Config
+from paceline.config.sft import require_command
 from paceline.config.yaml_scalars import parse_yaml, write_yaml
 
 
@@ -50,6 +51,17 @@ def load_config(
     config = _validate(merged)
     check_rules(config)
     check_context(config)
+    return config
+
+
+def load_sft_config(
+    recipe: str | Path | None = None,
+    overrides: Sequence[str] = (),
+    sections: Mapping[str, Any] | None = None,
+) -> Config:
+    """`load_config` for supervised fine-tuning, which a recipe need not say of itself. Raises `ConfigError`."""
+    config = load_config(recipe, overrides, {"schedule": {"name": "sft"}}, sections)
+    require_command(config, "sft")
     return config
 
 

@@ -7,6 +7,7 @@ from paceline.config.critic_rules import CRITIC_RULES
 from paceline.config.decisions import decide_old_logprob, has_one_update_per_rollout
 from paceline.config.errors import ConfigError
 from paceline.config.schema import Config
+from paceline.config.sft import is_sft, sft_ignores_no_setting, sft_settings_need_sft
 
 Rule = Callable[[Config], ConfigError | None]
 
@@ -239,11 +240,18 @@ RULES: tuple[Rule, ...] = (
     response_leaves_room_for_a_prompt,
     budget_holds_the_longest_sample,
     devices_are_supported,
+    sft_ignores_no_setting,
+    sft_settings_need_sft,
 )
+
+
+SAMPLING_RULES = frozenset({warm_up_ends, response_leaves_room_for_a_prompt, budget_holds_the_longest_sample})
+"""Rules about responses and steps of a run that samples; supervised rows are checked once they are read."""
 
 
 def check_rules(config: Config) -> None:
     """Raises one `ConfigError` with every rule that `config` breaks."""
-    problems = [problem for rule in (*RULES, *CRITIC_RULES) if (problem := rule(config)) is not None]
+    rules = [rule for rule in (*RULES, *CRITIC_RULES) if not (is_sft(config) and rule in SAMPLING_RULES)]
+    problems = [problem for rule in rules if (problem := rule(config)) is not None]
     if problems:
         raise ConfigError.join(problems)

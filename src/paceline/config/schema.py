@@ -299,9 +299,34 @@ class CriticSection(OptimizerSection):
     neither of the critic's budgets is set."""
 
 
+class SftSection(Section):
+    """Supervised fine-tuning (`paceline sft`). Rows come from the source that `task` names: a reasoning-gym task brings
+    solved questions; a file holds conversations, or prompts with their answers. One step is one update on
+    `batch.num_prompts` rows; the loss is the mean over the assistant's tokens of the whole update."""
+
+    num_epochs: Positive = 1
+    """Passes over the training rows; every row is learned exactly so often."""
+    max_steps: Positive | None = None
+    """Stop after so many updates, if the epochs have not ended before."""
+    messages_key: str = "messages"
+    """Column with a whole conversation, a list of chat messages: every assistant turn is learned. Rows without it hold
+    a prompt (task.prompt_key) and a response."""
+    response_key: str | None = None
+    """Column with the response to the prompt; default: the first of completion, response, answer that is there."""
+    max_length: Positive | None = None
+    """Longest row in tokens; default: the model's context."""
+    overlong: Literal["refuse", "drop", "truncate"] = "refuse"
+    """A longer row: refuse the run, drop the row, or cut its end off. Both are counted."""
+    mismatched: Literal["refuse", "drop", "split"] = "refuse"
+    """A conversation whose turns are tokenised differently in the whole than on their own (templates that rewrite
+    earlier turns): refuse the run, drop it and count it, or split it into one row per assistant turn."""
+    liger: Literal["auto", "on", "off"] = "auto"
+    """Liger's fused norms, RoPE and SwiGLU; auto: on CUDA where the package is installed and knows the family."""
+
+
 class ScheduleSection(Section):
-    name: Literal["sync"] = "sync"
-    """Driver: sync = rollout, then update, one after the other."""
+    name: Literal["sync", "sft"] = "sync"
+    """Driver: sync = rollout, then update, one after the other; sft = supervised updates, set by `paceline sft`."""
 
 
 class CheckpointSection(Section):
@@ -366,6 +391,7 @@ class Config(Section):
     rollout: RolloutSection = RolloutSection()
     train: TrainSection = TrainSection()
     critic: CriticSection = CriticSection()
+    sft: SftSection = SftSection()
     schedule: ScheduleSection = ScheduleSection()
     checkpoint: CheckpointSection = CheckpointSection()
     telemetry: TelemetrySection = TelemetrySection()

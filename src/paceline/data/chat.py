@@ -20,6 +20,7 @@ class ChatTokenizer(Protocol):
     """The part of a Hugging Face tokenizer that is used here."""
 
     chat_template: Any
+    eos_token_id: Any
 
     def apply_chat_template(self, conversation: Any, **options: Any) -> Any:
         """Renders messages; text when called with `tokenize=False`."""
@@ -34,14 +35,15 @@ class PromptRenderer:
     """Renders questions of one task: system prompt, worked examples as earlier turns, question and instruction.
 
     Without the chat template the parts are joined by empty lines, each example as its question, a line break and its
-    answer. Raises `ConfigError` when a template is missing, unreadable, or refuses the messages.
+    answer. `template` is the recipe's chat template, None for the tokenizer's own. Raises `ConfigError` when a template
+    is missing, unreadable, or refuses the messages.
     """
 
     def __init__(self, config: Config, tokenizer: ChatTokenizer, examples: Sequence[Example] = ()) -> None:
         self._task = config.task
         self._tokenizer = tokenizer
-        self._template = _read_template(config.model.chat_template)
-        if self._task.use_chat_template and self._template is None and not tokenizer.chat_template:
+        self.template = _read_template(config.model.chat_template)
+        if self._task.use_chat_template and self.template is None and not tokenizer.chat_template:
             rule = "the tokenizer has no chat template: name one in model.chat_template, or tokenise prompts as text"
             raise ConfigError("task.use_chat_template", True, rule, "false")
         self._examples = tuple(examples)
@@ -60,22 +62,26 @@ class PromptRenderer:
             raise ConfigError("task.prompt_key", text, f"the prompt from {example.where} has no tokens")
         return Prompt(example.example_id, token_ids, text, example.answer, example.metadata)
 
-    def _render_chat(self, example: Example) -> str:
+    def messages(self, example: Example) -> list[Message]:
+        """The chat up to and including the question: system prompt, worked examples, question with instruction."""
         messages: list[Message] = []
         if self._task.system_prompt is not None:
             messages.append({"role": "system", "content": self._task.system_prompt})
         for shown in self._examples:
             messages += self._turns(shown)
             messages.append({"role": "assistant", "content": _answer_of(shown)})
-        messages += self._turns(example)
+        return [*messages, *self._turns(example)]
+
+    def _render_chat(self, example: Example) -> str:
+        messages = self.messages(example)
         try:
             return self._tokenizer.apply_chat_template(
-                messages, chat_template=self._template, tokenize=False, add_generation_prompt=True
+                messages, chat_template=self.template, tokenize=False, add_generation_prompt=True
             )
         except TemplateError as error:
             roles = ", ".join(message["role"] for message in messages)
             rule = f"the chat template refuses the messages of {example.where} (roles {roles}): {error}"
-            raise ConfigError("model.chat_template", self._template and "given", rule) from error
+            raise ConfigError("model.chat_template", self.template and "given", rule) from error
 
     def _turns(self, example: Example) -> list[Message]:
         if isinstance(example.question, str):

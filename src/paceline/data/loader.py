@@ -4,16 +4,32 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from hashlib import blake2b
 from random import Random
-from typing import Any
+from typing import Any, Generic, Protocol, TypeVar
 
 from paceline.config.errors import ConfigError
 from paceline.data.seeds import child_seed
-from paceline.types import Prompt
 
 STATE_VERSION = 1
 
 
-class PromptLoader:
+class Loadable(Protocol):
+    """What the loader needs of a prompt or row."""
+
+    @property
+    def prompt_id(self) -> str:
+        """Unique, and stable across epochs and resumes."""
+        ...
+
+    @property
+    def text(self) -> str:
+        """Part of the fingerprint that a resume is checked against."""
+        ...
+
+
+P = TypeVar("P", bound=Loadable)
+
+
+class PromptLoader(Generic[P]):
     """Endless stream of prompts, epoch after epoch, each epoch in its own order derived from the seed.
 
     A *position* counts prompts along that stream: position `p` is prompt `p % num_prompts_in_all` of epoch
@@ -23,7 +39,7 @@ class PromptLoader:
     Raises `ConfigError` when there are no prompts or fewer than one batch takes.
     """
 
-    def __init__(self, prompts: Sequence[Prompt], num_prompts: int, seed: int, shuffle: bool = True) -> None:
+    def __init__(self, prompts: Sequence[P], num_prompts: int, seed: int, shuffle: bool = True) -> None:
         if not prompts:
             raise ConfigError("task", 0, "there are no training prompts, so nothing could be trained")
         if num_prompts > len(prompts):
@@ -55,12 +71,12 @@ class PromptLoader:
         """Prompts fetched and not yet consumed."""
         return sum(len(positions) for positions in self._in_flight.values())
 
-    def next_batch(self) -> list[Prompt]:
-        """The prompts of a new step."""
+    def next_batch(self, at_most: int | None = None) -> list[P]:
+        """The prompts of a new step; fewer than usual where `at_most` says so."""
         self._in_step.clear()
-        return self._take(self._num_prompts)
+        return self._take(min(self._num_prompts, at_most or self._num_prompts))
 
-    def extra(self, num_prompts: int) -> list[Prompt]:
+    def extra(self, num_prompts: int) -> list[P]:
         """More prompts for the same step (dynamic sampling), different from the step's earlier ones.
 
         Only when the step has already had every prompt does one come again.
@@ -121,8 +137,8 @@ class PromptLoader:
         self._in_flight: dict[str, deque[int]] = {}
         self._in_step.clear()
 
-    def _take(self, num_prompts: int) -> list[Prompt]:
-        batch: list[Prompt] = []
+    def _take(self, num_prompts: int) -> list[P]:
+        batch: list[P] = []
         for _ in range(num_prompts):
             position = self._next_position()
             prompt = self._prompt_at(position)
@@ -156,7 +172,7 @@ class PromptLoader:
         self._frontier += 1
         return self._frontier - 1
 
-    def _prompt_at(self, position: int) -> Prompt:
+    def _prompt_at(self, position: int) -> P:
         epoch, offset = divmod(position, len(self._prompts))
         return self._prompts[self._order(epoch)[offset]]
 

@@ -78,9 +78,9 @@ def read_examples(
     """
     examples: list[Example] = []
     for file in files:
-        for where, row in _read_rows(file, path_key):
-            question = _question(_required(row, prompt_key, where), where)
-            answer = _answer(_lookup(row, answer_key), answer_key, where)
+        for where, row in read_rows(file, path_key):
+            question = question_of(_required(row, prompt_key, where), where)
+            answer = text_of(lookup(row, answer_key), answer_key, where)
             metadata = {name: value for name, value in row.items() if name not in (prompt_key, answer_key)}
             examples.append(Example(f"{id_prefix}:{len(examples)}", question, answer, where, metadata))
     return examples
@@ -92,8 +92,8 @@ def nearest_column(example: Example, name: str) -> str | None:
     return close[0] if close else None
 
 
-def _read_rows(file: Path, path_key: str) -> Iterator[tuple[str, dict[str, Any]]]:
-    """`(file:line or file row n, row)`; lines count from 1, parquet rows from 0."""
+def read_rows(file: Path, path_key: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Pairs `(file:line or file row n, row)`; lines count from 1, parquet rows from 0."""
     if file.suffix == ".parquet":
         yield from _read_parquet(file, path_key)
         return
@@ -123,7 +123,7 @@ def _read_parquet(file: Path, path_key: str) -> Iterator[tuple[str, dict[str, An
         raise ConfigError(path_key, str(file), f"is not a readable parquet file ({error})") from error
 
 
-def _lookup(row: Mapping[str, Any], key: str) -> Any:
+def lookup(row: Mapping[str, Any], key: str) -> Any:
     """The value at `key`, a column or a dotted path into one; None when it is not there."""
     if key in row:
         return row[key]
@@ -136,7 +136,7 @@ def _lookup(row: Mapping[str, Any], key: str) -> Any:
 
 
 def _required(row: Mapping[str, Any], key: str, where: str) -> Any:
-    value = _lookup(row, key)
+    value = lookup(row, key)
     if value is None:
         close = difflib.get_close_matches(key, row, n=1) or list(row)[:1]
         rule = f"{where} has no such column; it has {', '.join(row) or 'none'}"
@@ -144,7 +144,8 @@ def _required(row: Mapping[str, Any], key: str, where: str) -> Any:
     return value
 
 
-def _question(value: Any, where: str) -> str | tuple[Message, ...]:
+def question_of(value: Any, where: str) -> str | tuple[Message, ...]:
+    """A prompt column's value: text, or chat messages that end with a turn to answer. Raises `ConfigError`."""
     if isinstance(value, str):
         if not value.strip():
             raise ConfigError("task.prompt_key", value, f"the prompt in {where} is empty")
@@ -167,14 +168,15 @@ def _message(message: Any, where: str) -> Message:
     raise ConfigError("task.prompt_key", message, rule)
 
 
-def _answer(value: Any, key: str, where: str) -> str | None:
+def text_of(value: Any, key: str, where: str, setting: str = "task.answer_key") -> str | None:
+    """An answer column's value as text, None where there is none; `setting` is blamed for anything else."""
     if value is None or isinstance(value, str):
         return value
     if isinstance(value, (bool, int, float)):
         return str(value)
     rule = f"the answer in {where} must be text or a number, is {type(value).__name__}; name a field as column.field"
     nested = f"{key}.{next(iter(value))}" if isinstance(value, Mapping) and value else None
-    raise ConfigError("task.answer_key", key, rule, nested)
+    raise ConfigError(setting, key, rule, nested)
 
 
 def _nearest_neighbour(place: Path) -> str | None:

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol, TypeVar
 
 from paceline.config.arithmetic import allowed_new_tokens, stated_context
 from paceline.config.errors import ConfigError
@@ -16,6 +17,18 @@ from paceline.types import Prompt, RewardSpec
 HELD_OUT_SEED = 0
 """Held-out prompts and worked examples hang from this and not from the run's seed, so that runs with different seeds
 are measured on the same questions and see the same prompt format."""
+
+
+class Identified(Protocol):
+    """Anything with a text by which two of its kind count as the same."""
+
+    @property
+    def identity(self) -> str:
+        """That text."""
+        ...
+
+
+R = TypeVar("R", bound=Identified)
 
 _NEEDS_ANSWER = ("exact_match", "math")
 
@@ -45,7 +58,9 @@ class Task:
 
 
 @dataclass(frozen=True, slots=True)
-class _Questions:
+class Questions:
+    """A task's questions before they are rendered; no question is in more than one of the three lists."""
+
     train: list[Example]
     evaluation: list[Example]
     shown: list[Example]
@@ -66,7 +81,7 @@ def build_task(config: Config, tokenizer: ChatTokenizer, max_context: int | None
     model folder is asked. Raises `ConfigError` when there is nothing to train on, too little to hold out, or an
     over-long prompt that may not be dropped.
     """
-    questions = _gym_questions(config) if config.task.name is not None else _file_questions(config)
+    questions = gym_questions(config) if config.task.name is not None else _file_questions(config)
     if not questions.train:
         raise ConfigError("task", config.task.name or config.task.path, "there are no training prompts in it")
     _check_answers(config, questions)
@@ -103,7 +118,8 @@ def build_task(config: Config, tokenizer: ChatTokenizer, max_context: int | None
     )
 
 
-def _gym_questions(config: Config) -> _Questions:
+def gym_questions(config: Config) -> Questions:
+    """Questions of a reasoning-gym task, solved by it. Raises `ConfigError` when it runs out of different ones."""
     task = config.task
     assert task.name is not None
     params = gym_params(task.name, task.params)
@@ -136,10 +152,10 @@ def _gym_questions(config: Config) -> _Questions:
     gym_reward = name in ("reasoning_gym", "reasoning_gym_strict")
     reward = RewardSpec(name, {"dataset": task.name, "params": params} if gym_reward else {})
     num_repeated = repeated_shown + repeated_evaluation + repeated_train
-    return _Questions(train, evaluation, shown, reward, num_repeated, tuple(notes))
+    return Questions(train, evaluation, shown, reward, num_repeated, tuple(notes))
 
 
-def _file_questions(config: Config) -> _Questions:
+def _file_questions(config: Config) -> Questions:
     task = config.task
     assert task.path is not None
     if task.reward in ("reasoning_gym", "reasoning_gym_strict"):
@@ -148,7 +164,7 @@ def _file_questions(config: Config) -> _Questions:
     rows = read_examples(files, task.prompt_key, task.answer_key, "row")
     if not rows:
         raise ConfigError("task.path", task.path, "holds no rows, so nothing could be trained")
-    notes = [_files_read(task.path, files)]
+    notes = [files_read(task.path, files)]
     # By a hash of the question, so that the split depends neither on the seed nor on the order of the rows.
     ranked = sorted(rows, key=lambda row: child_seed(HELD_OUT_SEED, "split", row.identity))
     evaluation: list[Example] = []
@@ -160,12 +176,12 @@ def _file_questions(config: Config) -> _Questions:
         if not evaluation:
             raise ConfigError("task.eval_path", task.eval_path, "holds no rows, so nothing could be measured")
         notes.append(
-            f"{_files_read(task.eval_path, eval_files)}; each of its {len(evaluation)} rows is scored"
+            f"{files_read(task.eval_path, eval_files)}; each of its {len(evaluation)} rows is scored"
         )
     elif task.eval_size:
-        evaluation = _distinct(ranked, task.eval_size, set())
+        evaluation = distinct(ranked, task.eval_size, set())
     held_out = {example.identity for example in evaluation}
-    shown = _distinct(ranked, task.num_examples, held_out)
+    shown = distinct(ranked, task.num_examples, held_out)
     if len(shown) < task.num_examples:
         rule = f"only {len(shown)} different rows are left to show beside the held-out ones"
         raise ConfigError("task.num_examples", task.num_examples, rule, str(len(shown)))
@@ -178,12 +194,12 @@ def _file_questions(config: Config) -> _Questions:
     num_set_aside = sum(example.example_id in row_ids for example in (*evaluation, *shown))
     reward = RewardSpec("exact_match" if task.reward == "auto" else task.reward)
     num_duplicates = len(rows) - len(train) - num_set_aside
-    return _Questions(train, evaluation, shown, reward, num_duplicates, tuple(notes))
+    return Questions(train, evaluation, shown, reward, num_duplicates, tuple(notes))
 
 
-def _distinct(rows: Sequence[Example], count: int, taken: set[str]) -> list[Example]:
+def distinct(rows: Sequence[R], count: int, taken: set[str]) -> list[R]:
     """The first `count` rows with different questions that are not in `taken`."""
-    chosen: dict[str, Example] = {}
+    chosen: dict[str, R] = {}
     for row in rows:
         if len(chosen) == count:
             break
@@ -192,11 +208,12 @@ def _distinct(rows: Sequence[Example], count: int, taken: set[str]) -> list[Exam
     return list(chosen.values())
 
 
-def _files_read(path: str, files: Sequence[Path]) -> str:
+def files_read(path: str, files: Sequence[Path]) -> str:
+    """A note that names the files."""
     return f"{path}: read {len(files)} file{'s' if len(files) > 1 else ''} ({', '.join(f.name for f in files[:3])})"
 
 
-def _check_answers(config: Config, questions: _Questions) -> None:
+def _check_answers(config: Config, questions: Questions) -> None:
     if questions.reward.name not in _NEEDS_ANSWER:
         return
     for example in (*questions.train, *questions.evaluation):

@@ -94,10 +94,10 @@ def reward_chart(run: RunData) -> Chart | None:
     figure = new_figure(hovermode="x unified", showlegend=len(series) >= _SMOOTHED_FROM)
     window = max(3, len(series) // 10)
     if len(series) >= _SMOOTHED_FROM:
-        figure.add_trace(_line("each step", series, FAINT.light, 1.4))
-        figure.add_trace(_line(f"mean of {window} steps", running_mean(series, window), ACCENT.light, 2.4))
+        figure.add_trace(line_of("each step", series, FAINT.light, 1.4))
+        figure.add_trace(line_of(f"mean of {window} steps", running_mean(series, window), ACCENT.light, 2.4))
     else:
-        figure.add_trace(_line("reward", series, ACCENT.light, 2.2))
+        figure.add_trace(line_of("reward", series, ACCENT.light, 2.2))
     number_steps(figure, series[0][0], series[-1][0])
     caption = (
         "Mean reward of the samples of each step. Samples without a verdict are in neither sum nor count."
@@ -113,12 +113,12 @@ def accuracy_chart(run: RunData, figures: Mapping[str, Any]) -> Chart | None:
         return None
     figure = new_figure(hovermode="x unified", showlegend=True)
     if any(math.isfinite(value) for _, value in training):
-        figure.add_trace(_line("training samples", training, FAINT.light, 1.4, share=True))
+        figure.add_trace(line_of("training samples", training, FAINT.light, 1.4, share=True))
     steps = [step for step, _ in (*training, *held_out)]
     constant = figures["accuracy_constant"]
     if constant is not None:
         level = [(min(steps), constant), (max(steps), constant)]
-        line = _line("best constant answer", level, REFERENCE.light, 1.6, share=True)
+        line = line_of("best constant answer", level, REFERENCE.light, 1.6, share=True)
         line.line.dash, line.mode = "dash", "lines"
         figure.add_trace(line)
     figure.add_trace(_held_out(held_out, figures["num_eval_prompts"]))
@@ -185,7 +185,7 @@ def _small_chart(spec: _Small, found: Sequence[tuple[str, str, list[tuple[int, f
     figure = new_figure(hovermode="x unified", showlegend=len(found) > 1)
     colours = (ACCENT.light, SECOND.light)
     for (_, label, series), colour in zip(found, colours, strict=False):
-        figure.add_trace(_line(label, series, colour, 1.8, share=spec.is_share))
+        figure.add_trace(line_of(label, series, colour, 1.8, share=spec.is_share))
     if spec.is_share:
         figure.update_yaxes(tickformat=".0%")
     if spec.from_zero:
@@ -208,9 +208,10 @@ def running_mean(series: Sequence[tuple[int, float]], window: int) -> list[tuple
     return smoothed
 
 
-def _line(
+def line_of(
     label: str, series: Sequence[tuple[int, float]], colour: str, width: float, share: bool = False
 ) -> go.Scatter:
+    """A metric over steps; values that are not finite leave a gap."""
     num_finite = sum(math.isfinite(value) for _, value in series)
     return go.Scatter(
         name=label,

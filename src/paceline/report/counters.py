@@ -29,6 +29,14 @@ LOSSES = (
     "samples/zero_advantage_skipped",
     "tokens/zero_advantage_skipped",
     "checkpoint/waits",
+    "rows/overlong_dropped",
+    "rows/truncated",
+    "rows/tokens_truncated",
+    "rows/mismatched",
+    "rows/split",
+    "rows/without_loss_tokens",
+    "rows/without_end_token",
+    "rows/duplicates",
 )
 """Expected in a healthy run; worth knowing because work or signal is lost."""
 

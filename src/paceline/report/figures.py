@@ -36,7 +36,9 @@ def report_figures(run_dir: Path) -> dict[str, Any]:
     `accounted_fraction_run` (of everything recorded), `wall_s`, `update_actor_share` and `non_training_share` (of step
     time), `tokens_per_s` and `generated_tokens_per_s`, `mfu` (of the actor update) and `mfu_step` (of the whole step),
     `tflops_update_actor`, `peak_tflops`, `accuracy_before`, `accuracy_after`, `accuracy_constant`, `constant_answer`,
-    `accuracy_before_interval` and the like (95 %), `reward_first`, `reward_last`, `effective_token_share`,
+    `accuracy_before_interval` and the like (95 %), `reward_first`, `reward_last`, of a supervised run
+    `eval_loss_before`, `eval_loss_after` (nats per learned token), `perplexity_before`, `perplexity_after` and
+    `num_eval_rows`, `effective_token_share`,
     `peak_memory`, `counters` (those that are not zero).
 
     Raises:
@@ -58,6 +60,7 @@ def figures_of(run: RunData) -> dict[str, Any]:
         **_speed(run),
         **accuracy(run),
         **_reward(run),
+        **_held_out_loss(run),
         "effective_token_share": _mean(value for _, value in run.series("tokens/effective_share")),
         "peak_memory": _peak_memory(run),
         "counters": {counter.name: counter.total for counter in counters(run)},
@@ -75,9 +78,14 @@ def identity(run: RunData) -> dict[str, Any]:
         "message": run.summary.get("message") or None,
         "model": Path(model_path).name if model_path else None,
         "task": str(task) if task else None,
-        "algorithm": run.setting("algorithm.name"),
+        "algorithm": "sft" if is_supervised(run) else run.setting("algorithm.name"),
         "device": device_name(run.environment),
     }
+
+
+def is_supervised(run: RunData) -> bool:
+    """Whether the run is one of `paceline sft`, which has no rollouts and no rewards."""
+    return bool(run.setting("schedule.name") == "sft")
 
 
 def device_name(environment: Mapping[str, Any]) -> str | None:
@@ -172,6 +180,26 @@ def _reward(run: RunData) -> dict[str, float | None]:
         "reward_first": values[0] if values else None,
         "reward_last": values[-1] if values else None,
     }
+
+
+def _held_out_loss(run: RunData) -> dict[str, float | None]:
+    """Held-out loss of a supervised run before and after; from the metrics where the summary is missing."""
+    points = [(step, value) for step, value in run.series("eval/loss") if math.isfinite(value)]
+    first = points[0][1] if points and points[0][0] == 0 else None
+    last = points[-1][1] if points and points[-1][0] > 0 else None
+    before = run.summary.get("eval_loss_before", first)
+    after = run.summary.get("eval_loss_after", last)
+    return {
+        "eval_loss_before": before,
+        "eval_loss_after": after,
+        "perplexity_before": None if before is None else _exp(before),
+        "perplexity_after": None if after is None else _exp(after),
+        "num_eval_rows": run.summary.get("num_eval_rows"),
+    }
+
+
+def _exp(loss: float) -> float:
+    return math.exp(loss) if loss < 700.0 else math.inf
 
 
 def _peak_memory(run: RunData) -> dict[str, int | None]:

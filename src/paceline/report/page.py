@@ -7,12 +7,13 @@ from typing import Any
 
 from paceline.report import wording
 from paceline.report.charts_learning import Constant, accuracy_chart, reward_chart, small_charts
+from paceline.report.charts_loss import loss_chart, perplexity_chart
 from paceline.report.charts_memory import memory_by_stage, memory_over_steps
 from paceline.report.charts_time import breakdown_chart
 from paceline.report.charts_timeline import run_timeline, step_timeline
 from paceline.report.counters import counters
 from paceline.report.details import DetailGroup, configuration, environment
-from paceline.report.figures import figures_of
+from paceline.report.figures import figures_of, is_supervised
 from paceline.report.rows import (
     CounterView,
     RankView,
@@ -96,7 +97,7 @@ def build_page(run: RunData) -> Page:
         time_charts=_time_charts(run),
         ranks=rank_views(ranks),
         ranks_caption=ranks_caption(ranks),
-        main_learning_charts=_present(reward_chart(run), accuracy_chart(run, figures)),
+        main_learning_charts=_main_learning_charts(run, figures),
         small_charts=small,
         constants=constants,
         memory_charts=_memory_charts(run),
@@ -112,6 +113,12 @@ def build_page(run: RunData) -> Page:
 
 def _present(*charts: Chart | None) -> list[Chart]:
     return [chart for chart in charts if chart is not None]
+
+
+def _main_learning_charts(run: RunData, figures: Mapping[str, Any]) -> list[Chart]:
+    if is_supervised(run):
+        return _present(loss_chart(run), perplexity_chart(run))
+    return _present(reward_chart(run), accuracy_chart(run, figures))
 
 
 def _time_charts(run: RunData) -> list[Chart]:
@@ -132,7 +139,7 @@ def _memory_charts(run: RunData) -> list[Chart]:
 
 def _facts(run: RunData, figures: Mapping[str, Any]) -> list[Fact]:
     algorithm = figures["algorithm"]
-    planned = run.setting("run.num_steps")
+    planned = run.summary.get("num_steps_planned") if is_supervised(run) else run.setting("run.num_steps")
     done = f"{figures['num_steps']:,}" + (f" of {planned:,}" if planned else "")
     found = (
         ("Model", figures["model"]),

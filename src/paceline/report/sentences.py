@@ -33,6 +33,22 @@ def _outcome(figures: Mapping[str, Any]) -> str:
 
 
 def _learning(figures: Mapping[str, Any]) -> str:
+    return _loss(figures) if figures["algorithm"] == "sft" else _accuracy(figures)
+
+
+def _loss(figures: Mapping[str, Any]) -> str:
+    before, after = figures["eval_loss_before"], figures["eval_loss_after"]
+    if before is None or after is None:
+        return "Held-out loss was not measured both before and after training."
+    verb = "fell" if after < before else "rose" if after > before else "stayed"
+    rows = figures["num_eval_rows"]
+    text = f"Held-out loss {verb} from {wording.number(before)} to {wording.number(after)} nats per learned token"
+    text += f" (perplexity {wording.number(figures['perplexity_before'])} to "
+    text += f"{wording.number(figures['perplexity_after'])})"
+    return f"{text}, measured on {rows:,} rows that were not trained on." if rows else f"{text}."
+
+
+def _accuracy(figures: Mapping[str, Any]) -> str:
     before, after = figures["accuracy_before"], figures["accuracy_after"]
     if before is None and after is None:
         return "Held-out accuracy was not measured."

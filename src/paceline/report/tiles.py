@@ -18,9 +18,9 @@ class Tile:
 
 
 def tiles(figures: Mapping[str, Any]) -> list[Tile]:
-    """Accuracy, step time, throughput, share of the actor update, accounted share, MFU."""
+    """Accuracy (or held-out loss), step time, throughput, share of the update, accounted share, MFU."""
     return [
-        _accuracy(figures),
+        _held_out_loss(figures) if figures["algorithm"] == "sft" else _accuracy(figures),
         Tile("Step time", wording.seconds(figures["step_time_s"]), _median(figures)),
         Tile("Tokens per second", wording.quantity(figures["tokens_per_s"]), _generated(figures)),
         Tile("Actor update", wording.share(figures["update_actor_share"]), "of step time"),
@@ -43,6 +43,18 @@ def _accuracy(figures: Mapping[str, Any]) -> Tile:
     if figures["accuracy_constant"] is not None:
         parts.append(f"best constant answer {wording.share(figures['accuracy_constant'])}")
     return Tile("Held-out accuracy, before → after", value, " · ".join(parts), wide=True)
+
+
+def _held_out_loss(figures: Mapping[str, Any]) -> Tile:
+    before, after = figures["eval_loss_before"], figures["eval_loss_after"]
+    if before is None and after is None:
+        return Tile("Held-out loss", wording.UNKNOWN, "not measured", wide=True)
+    value = f"{wording.number(before)} → {wording.number(after)}"
+    perplexities = wording.number(figures["perplexity_before"]), wording.number(figures["perplexity_after"])
+    note = f"nats per learned token · perplexity {perplexities[0]} → {perplexities[1]}"
+    if figures["num_eval_rows"]:
+        note += f" · {figures['num_eval_rows']:,} rows"
+    return Tile("Held-out loss, before → after", value, note, wide=True)
 
 
 def _median(figures: Mapping[str, Any]) -> str:

@@ -35,9 +35,10 @@ class _View:
 
     title: str
     num_steps: int
+    main_figure: str
     phase: str = "starting"
     step: int = 0
-    rewards: list[float] = field(default_factory=list)
+    main_values: list[float] = field(default_factory=list)
     step_seconds: list[float] = field(default_factory=list)
     stage_seconds: dict[str, float] = field(default_factory=dict)
     figures: dict[str, str] = field(default_factory=dict)
@@ -47,10 +48,15 @@ class Display:
     """Shows progress; `phase`, `step` and `note` are the only calls the driver makes."""
 
     def __init__(
-        self, title: str, num_steps: int, mode: str = "auto", console: Console | None = None
+        self,
+        title: str,
+        num_steps: int,
+        mode: str = "auto",
+        console: Console | None = None,
+        main_figure: str = "reward",
     ) -> None:
         self.console = console or Console()
-        self._view = _View(title, num_steps)
+        self._view = _View(title, num_steps, main_figure)
         self._live: Live | None = None
         if mode == "on" or (mode == "auto" and self.console.is_terminal):
             self._live = Live(get_renderable=self._render, console=self.console, refresh_per_second=4)
@@ -65,6 +71,10 @@ class Display:
     ) -> None:
         if self._live is not None:
             self._live.stop()
+
+    def plan(self, num_steps: int) -> None:
+        """Says how many steps there are, where that is known only later."""
+        self._view.num_steps = num_steps
 
     def phase(self, text: str) -> None:
         """Says what is going on now, such as 'evaluating 96 held-out prompts'."""
@@ -82,23 +92,22 @@ class Display:
         step: int,
         seconds: float,
         stages: Mapping[str, float],
-        reward: float,
+        value: float,
         figures: Mapping[str, str],
     ) -> None:
-        """Takes a finished step: its wall time, seconds by stage, mean reward and ready-made figures."""
+        """Takes a finished step: its wall time, seconds by stage, the main figure (a run that samples: mean reward)
+        and ready-made others."""
         view = self._view
         view.step = step
-        view.rewards.append(reward)
+        view.main_values.append(value)
         view.step_seconds.append(seconds)
         for stage, spent in stages.items():
             view.stage_seconds[stage] = view.stage_seconds.get(stage, 0.0) + spent
         view.figures = dict(figures)
         if self._live is None:
             shown = " · ".join(f"{name} {value}" for name, value in figures.items())
-            self.console.print(
-                f"step {step}/{view.num_steps} · {seconds:.1f} s · reward {reward:.3f} · {shown} · left {self._left()}",
-                highlight=False,
-            )
+            head = f"step {step}/{view.num_steps} · {seconds:.1f} s · {view.main_figure} {value:.3f}"
+            self.console.print(f"{head} · {shown} · left {self._left()}", highlight=False)
 
     def _left(self) -> str:
         recent = self._view.step_seconds[-8:]
@@ -112,9 +121,11 @@ class Display:
         bar = ProgressBar(total=view.num_steps, completed=view.step, width=32)
         head.add_row(f"step {view.step}/{view.num_steps}", bar, f"time left {self._left()}")
         figures = Table.grid(padding=(0, 2))
-        if view.rewards:
+        if view.main_values:
             figures.add_row(
-                "reward", f"{view.rewards[-1]:.3f}", Text(sparkline(view.rewards[-48:]), style="green")
+                view.main_figure,
+                f"{view.main_values[-1]:.3f}",
+                Text(sparkline(view.main_values[-48:]), style="green"),
             )
         for name, value in view.figures.items():
             figures.add_row(name, value, "")

@@ -25,8 +25,10 @@ class RunFolder:
     path: Path
     resumes: bool
 
-    def write_environment(self, model: CausalModel, probe: ProbeResult | None) -> None:
-        """env.json: versions, hardware, and which back ends were chosen."""
+    def write_environment(
+        self, model: CausalModel, probe: ProbeResult | None, features: Mapping[str, Any] | None = None
+    ) -> None:
+        """env.json: versions, hardware, and which back ends were chosen; `features` are added to those."""
         device = model.device
         extra = {
             "device": device.type,
@@ -40,6 +42,7 @@ class RunFolder:
                 "bf16_matrix_units": device.type == "cuda" or has_bf16_matrix_units(),
                 "packing_probe_mean_nats": None if probe is None else probe.mean_difference,
                 "packing_probe_max_nats": None if probe is None else probe.max_difference,
+                **(features or {}),
             },
         }
         write_environment(self.path, collect_environment(extra))

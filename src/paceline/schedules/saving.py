@@ -12,9 +12,13 @@ from paceline.config import Config, ConfigError
 from paceline.model.loading import CausalModel
 from paceline.model.lora import AdaptedModel, save_adapter
 from paceline.schedules.setup import Run
+from paceline.schedules.sft_setup import SftRun
+
+AnyRun = Run | SftRun
+"""A run that samples, or a supervised one."""
 
 
-def save(run: Run) -> float:
+def save(run: AnyRun) -> float:
     """Saves after the step just finished; returns the seconds the loop was blocked.
 
     Working weights are not stored beside float32 masters: they follow from them bit by bit.
@@ -29,7 +33,7 @@ def save(run: Run) -> float:
         "figures": run.state.figures,
         "optimizer": optimizer.state(),
         "loader": run.loader.state_dict(),
-        "weight_version": run.engine.weight_version,
+        "weight_version": run.weight_version,
         "seed": run.config.run.seed,
         "lora": adapter_identity(run.config),
     }
@@ -37,7 +41,7 @@ def save(run: Run) -> float:
         return run.store.save(run.state.step, tensors, state, asynchronous=run.config.checkpoint.asynchronous)
 
 
-def resume(run: Run) -> bool:
+def resume(run: AnyRun) -> bool:
     """Continues from the newest complete checkpoint, if there is one; says which and why newer ones were passed over.
 
     Raises:
@@ -66,7 +70,7 @@ def resume(run: Run) -> bool:
             loaded.tensors["masters"], loaded.tensors.get("moments", {}), loaded.state["optimizer"]
         )
         run.loader.load_state_dict(loaded.state["loader"])
-        run.engine.weight_version = loaded.state["weight_version"]
+        run.weight_version = loaded.state["weight_version"]
         run.state.step = loaded.state["step"]
         run.state.figures = loaded.state["figures"]
     run.display.note(f"  resumed after step {run.state.step} from {found.path}")

@@ -34,6 +34,7 @@ from paceline.telemetry.host_memory import host_rss
 from paceline.telemetry.ledger import Ledger
 from paceline.telemetry.metrics import MetricLog
 from paceline.telemetry.sinks import check_sinks, open_sinks
+from paceline.types import Prompt
 
 
 @dataclass(slots=True)
@@ -56,7 +57,7 @@ class Run:
     stop: StopRequest
     tokenizer: PreTrainedTokenizerBase
     task: Task
-    loader: PromptLoader
+    loader: PromptLoader[Prompt]
     pool: RewardPool
     model: CausalModel
     reference: CausalModel | None
@@ -67,6 +68,15 @@ class Run:
     old_logprob: Decision
     stop_token_ids: frozenset[int]
     state: RunState = field(default_factory=RunState)
+
+    @property
+    def weight_version(self) -> int:
+        """Version of the weights the rollout engine holds."""
+        return self.engine.weight_version
+
+    @weight_version.setter
+    def weight_version(self, version: int) -> None:
+        self.engine.weight_version = version
 
 
 @contextmanager
@@ -82,7 +92,7 @@ def open_run(config: Config, display: Display) -> Iterator[Run]:
         check_sinks(config.telemetry.sinks)
         folder = open_run_folder(config)
         device = resolve_device(config.cluster.device)
-        _seed_and_threads(config)
+        seed_and_threads(config)
         ledger = Ledger(
             folder.path / "ledger" / "rank0.jsonl",
             sample_memory=DeviceMemorySampler(device) if device.type == "cuda" else None,
@@ -175,7 +185,7 @@ def _needs_reference(config: Config) -> bool:
     return config.algorithm.kl_coefficient > 0.0
 
 
-def _seed_and_threads(config: Config) -> None:
+def seed_and_threads(config: Config) -> None:
     """Sampling and data have seeds of their own; these cover whatever a model's or user's code draws."""
     random.seed(config.run.seed)
     np.random.seed(config.run.seed % 2**32)

@@ -12,6 +12,7 @@ from paceline.schedules.credit import CreditedBatch
 from paceline.schedules.evaluation import Evaluation
 from paceline.schedules.rollouts import Rollout
 from paceline.schedules.setup import Run
+from paceline.schedules.sft_setup import SftRun
 from paceline.telemetry.flops import mfu, mfu_alarm
 from paceline.telemetry.hardware import known_peak_tflops
 from paceline.telemetry.ledger import SectionTotals
@@ -71,7 +72,7 @@ def record_evaluation(evaluation: Evaluation, metrics: MetricAccumulator) -> Non
     metrics.add("eval/without_verdict", evaluation.num_without_verdict)
 
 
-def timing_metrics(run: Run, section: SectionTotals, num_tokens: float) -> dict[str, float]:
+def timing_metrics(run: Run | SftRun, section: SectionTotals, num_tokens: float) -> dict[str, float]:
     """What the ledger says of a finished step; these, unlike the rest, differ from run to run.
 
     `num_tokens` are prompt and response tokens of the step's samples.
@@ -111,7 +112,7 @@ def mfu_alarms(values: Mapping[str, float]) -> list[str]:
     return [f"{name}: {alarm}" for name, value in shares.items() if (alarm := mfu_alarm(value))]
 
 
-def _peak_tflops(run: Run) -> float | None:
+def _peak_tflops(run: Run | SftRun) -> float | None:
     device = run.model.device
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else None
     dtype = str(run.model.dtype).removeprefix("torch.")

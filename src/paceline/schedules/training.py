@@ -7,7 +7,7 @@ from typing import Any
 
 from rich.console import Console
 
-from paceline.config import Config
+from paceline.config import Config, require_command
 from paceline.schedules.display import Display
 from paceline.schedules.recorder import Recorder
 from paceline.schedules.saving import export_weights, resume
@@ -34,6 +34,7 @@ def run_training(config: Config, console: Console | None = None) -> RunResult:
         ConfigError: refused before training starts.
         NothingTrainedError: no update was applied in the whole run.
     """
+    require_command(config, "train")
     title = f"{config.run.name} · {config.algorithm.name} · {Path(config.model.path).name}"
     with Display(title, config.run.num_steps, config.telemetry.live, console) as display:
         display.note(f"{title} · {config.task.name or config.task.path}")

@@ -149,6 +149,21 @@ eval/completions | sum | samples | Held-out completions.
 eval/without_verdict | sum | samples | Held-out completions without a verdict.
 """
 
+_SFT = """
+eval/loss | mean | nats | Mean negative log-likelihood per learned token of the held-out rows.
+eval/perplexity | mean | ratio | exp of eval/loss.
+eval/tokens | sum | tokens | Learned tokens of the held-out rows.
+rows/learned | sum | rows | Supervised rows the step learned from.
+rows/overlong_dropped | sum | rows | Supervised rows left out because they are longer than the limit.
+rows/truncated | sum | rows | Supervised rows whose end was cut off at the limit.
+rows/tokens_truncated | sum | tokens | Tokens cut off with it.
+rows/mismatched | sum | rows | Supervised rows left out because a turn is tokenised differently on its own.
+rows/split | sum | rows | Conversations made into one row per assistant turn for the same reason.
+rows/without_loss_tokens | sum | rows | Supervised rows left out because no token of theirs is learned.
+rows/without_end_token | sum | rows | Supervised rows with a learned turn that no end token closes.
+rows/duplicates | sum | rows | Training rows left out because a held-out or shown row asks the same.
+"""
+
 
 def _parse(table: str) -> Iterator[MetricSpec]:
     reductions: dict[str, Reduction] = {
@@ -198,7 +213,7 @@ MODEL_STAGES: tuple[Stage, ...] = (
 )
 """Stages that run a model, and so have FLOPs."""
 
-_TABLES = (_REWARD, _OBJECTIVE, _UPDATE, _TOKENS, _ROLLOUT, _SPEED, _EVALUATION)
+_TABLES = (_REWARD, _OBJECTIVE, _UPDATE, _TOKENS, _ROLLOUT, _SPEED, _EVALUATION, _SFT)
 
 METRICS: dict[str, MetricSpec] = _by_name(chain(*map(_parse, _TABLES), _stage_times(), _stage_work()))
 """All declared metrics by name, in the order of docs/records.md."""

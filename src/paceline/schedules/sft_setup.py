@@ -1,0 +1,141 @@
+"""Everything a supervised run holds, built once from its config in the order in which failures are cheapest."""
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+
+from transformers import PreTrainedTokenizerBase
+
+from paceline.checkpoint import CheckpointStore, StopRequest
+from paceline.config import Config, ConfigError, check_context
+from paceline.config.rules import budget_problem
+from paceline.config.sft import is_sft, sft_updates, warm_up_ends_in_sft
+from paceline.data.loader import PromptLoader
+from paceline.data.sft import SftData, SftRow, build_sft_data
+from paceline.engine.sft import SftEngine, SftSample
+from paceline.model.liger import apply_liger
+from paceline.model.loading import CausalModel, load_tokenizer, model_context, resolve_device
+from paceline.model.packing_probe import probe_packing
+from paceline.schedules.display import Display
+from paceline.schedules.run_folder import RunFolder, open_run_folder
+from paceline.schedules.setup import RunState, load_trained_model, seed_and_threads
+from paceline.telemetry.device_memory import DeviceMemorySampler
+from paceline.telemetry.host_memory import host_rss
+from paceline.telemetry.ledger import Ledger
+from paceline.telemetry.metrics import MetricLog
+from paceline.telemetry.sinks import check_sinks, open_sinks
+
+
+@dataclass(slots=True)
+class SftRun:
+    """The parts of a supervised run, alive. `evaluation` are the held-out rows as the engine takes them."""
+
+    config: Config
+    folder: RunFolder
+    ledger: Ledger
+    log: MetricLog
+    display: Display
+    stop: StopRequest
+    tokenizer: PreTrainedTokenizerBase
+    data: SftData
+    evaluation: tuple[SftSample, ...]
+    loader: PromptLoader[SftRow]
+    model: CausalModel
+    trainer: SftEngine
+    store: CheckpointStore
+    num_steps: int
+    weight_version: int = 0
+    state: RunState = field(default_factory=RunState)
+
+    @property
+    def num_rows_planned(self) -> int:
+        """Rows the epochs hold in all; the last update takes what is left of them."""
+        return len(self.data.train) * self.config.sft.num_epochs
+
+
+@contextmanager
+def open_sft_run(config: Config, display: Display) -> Iterator[SftRun]:
+    """Builds a run and takes it down again, whatever happens in between.
+
+    Raises:
+        ConfigError: anything that a person can mend, before training starts.
+        UnsupportedModelError: the model's family cannot be packed.
+    """
+    if not is_sft(config):
+        raise ConfigError("schedule.name", config.schedule.name, "is not that of a supervised run", "sft")
+    with ExitStack() as stack:
+        stop = stack.enter_context(StopRequest())
+        check_sinks(config.telemetry.sinks)
+        folder = open_run_folder(config)
+        device = resolve_device(config.cluster.device)
+        seed_and_threads(config)
+        ledger = Ledger(
+            folder.path / "ledger" / "rank0.jsonl",
+            sample_memory=DeviceMemorySampler(device) if device.type == "cuda" else None,
+            sample_host=host_rss,
+            since_process_start=True,
+        )
+        stack.callback(ledger.close)
+        with ledger.span("setup", "rows"):
+            display.phase("reading the rows")
+            context = model_context(config.model)
+            check_context(config, context)
+            tokenizer = load_tokenizer(config.model)
+            data = build_sft_data(config, tokenizer, context)
+            num_steps = _check_lengths(config, data)
+            loader = PromptLoader(data.train, config.batch.num_prompts, config.run.seed, config.task.shuffle)
+        with ledger.span("setup", "model"):
+            display.phase("loading the model")
+            model = load_trained_model(config, device)
+            probe = probe_packing(model) if config.model.verify_packing else None
+            liger = apply_liger(model, config.sft.liger)
+            trainer = SftEngine(model, config, ledger, num_steps)
+        sinks = open_sinks(
+            config.telemetry.sinks, folder.path, config.run.name, config.model_dump(mode="json")
+        )
+        log = MetricLog(folder.path, sinks)
+        stack.callback(log.close)
+        run = SftRun(
+            config=config,
+            folder=folder,
+            ledger=ledger,
+            log=log,
+            display=display,
+            stop=stop,
+            tokenizer=tokenizer,
+            data=data,
+            evaluation=tuple(sft_sample(row) for row in data.evaluation),
+            loader=loader,
+            model=model,
+            trainer=trainer,
+            store=CheckpointStore(
+                folder.path / "checkpoints",
+                config.checkpoint.keep,
+                on_written=lambda start_ns, end_ns: ledger.background(
+                    "checkpoint", "write", start_ns, end_ns
+                ),
+            ),
+            num_steps=num_steps,
+        )
+        folder.write_environment(model, probe, {"liger": liger.is_used, "liger_reason": liger.reason})
+        for note in data.notes:
+            display.note(f"  rows: {note}")
+        display.note(f"  liger kernels: {'on' if liger.is_used else 'off'} ({liger.reason})")
+        stack.callback(run.store.wait)
+        yield run
+
+
+def sft_sample(row: SftRow) -> SftSample:
+    """A row as the engine takes it."""
+    return SftSample.from_tokens(row.token_ids, row.loss_mask)
+
+
+def _check_lengths(config: Config, data: SftData) -> int:
+    """Updates of the run. Raises `ConfigError` when the longest row exceeds a budget, or warm-up never ends."""
+    num_steps = sft_updates(config, len(data.train))
+    problem = warm_up_ends_in_sft(config, num_steps)
+    if problem is None and config.batch.overlong == "refuse":
+        problem = budget_problem(config, data.longest, "the longest row; sft.max_length bounds it")
+    if problem is not None:
+        raise problem
+    return num_steps
