@@ -12,7 +12,6 @@ from paceline.algorithms.gae import (
     token_rewards,
     whiten,
 )
-from paceline.algorithms.kl import kl_in_reward, kl_penalties
 
 FLOOR = 1e-3
 
@@ -76,15 +75,6 @@ def test_the_score_is_paid_at_the_last_action_and_kl_where_it_arises():
     np.testing.assert_array_equal(token_rewards(1.0, mask), [0, 0, 1, 0])
     np.testing.assert_allclose(token_rewards(1.0, mask, array(0.1, 7.0, 0.3, 7.0)), [-0.1, 0, 0.7, 0])
     np.testing.assert_array_equal(token_rewards(1.0, np.zeros(3), array(1, 1, 1)), np.zeros(3))
-
-
-def test_kl_penalties_are_those_the_reward_of_a_whole_sample_loses():
-    logprobs = np.array([-1.0, -2.0, -math.inf, -3.0], dtype=np.float32)
-    reference = np.array([-1.5, -2.0, -1.0, -2.0], dtype=np.float32)
-    mask = np.array([1, 1, 0, 1], dtype=np.float32)
-    penalties = kl_penalties(logprobs, reference, mask, "k1", 0.1, 10.0)
-    np.testing.assert_allclose(penalties, [0.05, 0.0, 0.0, -0.1], rtol=1e-6)
-    assert kl_in_reward(logprobs, reference, mask, "k1", 0.1, 10.0) == pytest.approx(-0.05)
 
 
 @pytest.mark.parametrize(("gamma", "gae_lambda"), [(1.0, 0.95), (0.97, 0.9), (1.0, 1.0), (0.9, 0.0)])

@@ -8,7 +8,7 @@ import pytest
 import torch
 from algorithm_cases import tokens
 
-from paceline.algorithms.kl import KlEstimator, kl_estimate, kl_in_reward
+from paceline.algorithms.kl import KlEstimator, kl_estimate, kl_penalties
 
 ESTIMATORS: tuple[KlEstimator, ...] = get_args(KlEstimator)
 CAP = 10.0
@@ -96,15 +96,16 @@ def test_an_unknown_estimator_is_refused() -> None:
         kl_estimate("k4", tokens(0.0), tokens(0.0), CAP)  # type: ignore[arg-type]
 
 
-def test_the_reward_loses_the_sum_over_loss_tokens() -> None:
+def test_the_reward_loses_the_kl_of_every_loss_token() -> None:
     logprobs = np.array([-1.0, -2.0, -3.0, -4.0], dtype=np.float32)
     reference = np.array([-1.5, -2.0, -99.0, -3.0], dtype=np.float32)
     mask = np.array([1, 1, 0, 1], dtype=np.float32)
-    assert kl_in_reward(logprobs, reference, mask, "k1", 0.1, CAP) == pytest.approx(0.1 * (0.5 + 0.0 - 1.0))
-    assert kl_in_reward(logprobs, reference, np.zeros(4, np.float32), "k3", 0.1, CAP) == 0.0
+    penalties = kl_penalties(logprobs, reference, mask, "k1", 0.1, CAP)
+    np.testing.assert_allclose(penalties, [0.05, 0.0, 0.0, -0.1], rtol=1e-6)
+    assert not kl_penalties(logprobs, reference, np.zeros(4, np.float32), "k3", 0.1, CAP).any()
 
 
 def test_what_stands_at_a_masked_token_does_not_reach_the_reward() -> None:
     logprobs = np.array([-1.0, -math.inf], dtype=np.float32)
     reference = np.array([-1.0, -math.inf], dtype=np.float32)
-    assert kl_in_reward(logprobs, reference, np.array([1, 0], np.float32), "k3", 1.0, CAP) == 0.0
+    assert not kl_penalties(logprobs, reference, np.array([1, 0], np.float32), "k3", 1.0, CAP).any()

@@ -20,3 +20,10 @@ def even_share(completion: str, *, answer: str | None, metadata: Any, prompt: st
     """Share of words with an even number; 0 for an empty completion."""
     words = completion.split()
     return sum(word[1:].isdigit() and int(word[1:]) % 2 == 0 for word in words) / len(words) if words else 0.0
+
+
+def easy_and_hard_prompts(completion: str, *, answer: str | None, metadata: Any, prompt: str) -> float:
+    """Share of even words, and 1 more where the prompt's answer is even: most of a return is known from the prompt."""
+    words = completion.split()
+    share = sum(word[1:].isdigit() and int(word[1:]) % 2 == 0 for word in words) / max(1, len(words))
+    return share + float(answer is not None and int(answer[1:]) % 2 == 0)

@@ -50,16 +50,3 @@ def kl_penalties(
         estimator, torch.from_numpy(logprobs_L), torch.from_numpy(reference_logprobs_L), cap
     ).numpy()
     return coefficient * np.where(loss_mask_L > 0, kl_L.astype(np.float64), 0.0)
-
-
-def kl_in_reward(
-    logprobs_L: FloatArray,
-    reference_logprobs_L: FloatArray,
-    loss_mask_L: FloatArray,
-    estimator: KlEstimator,
-    coefficient: float,
-    cap: float,
-) -> float:
-    """What to subtract from one sample's reward: the sum of its tokens' `kl_penalties`."""
-    penalties_L = kl_penalties(logprobs_L, reference_logprobs_L, loss_mask_L, estimator, coefficient, cap)
-    return float(penalties_L.sum())

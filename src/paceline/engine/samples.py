@@ -36,7 +36,8 @@ class TrainSample:
     """One completion. Arrays hold one entry per response token; log-probs in nats.
 
     `rollout_logprobs` are those it was sampled with; `old_logprobs` is None when the detached current value serves;
-    `ref_logprobs` is None without a KL term. `loss_mask` is 1 where the token is trained on.
+    `ref_logprobs` is None without a KL term. `loss_mask` is 1 where the token is trained on. `values` are the critic's
+    before the token and before the rollout's first update, `returns` what it should have said; None without a critic.
     """
 
     prompt_id: str
@@ -47,6 +48,8 @@ class TrainSample:
     rollout_logprobs: FloatArray
     old_logprobs: FloatArray | None = None
     ref_logprobs: FloatArray | None = None
+    values: FloatArray | None = None
+    returns: FloatArray | None = None
 
     @property
     def num_loss_tokens(self) -> int:

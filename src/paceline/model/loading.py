@@ -132,7 +132,7 @@ def model_context(settings: ModelSection) -> int:
     Raises:
         ConfigError: the path holds no model.
     """
-    return int(_load_config(settings).get_text_config().max_position_embeddings)
+    return int(load_hf_config(settings).get_text_config().max_position_embeddings)
 
 
 def model_settings(settings: ModelSection) -> dict[str, Any]:
@@ -141,7 +141,7 @@ def model_settings(settings: ModelSection) -> dict[str, Any]:
     Raises:
         ConfigError: the path holds no model.
     """
-    found: dict[str, Any] = _load_config(settings).to_dict()
+    found: dict[str, Any] = load_hf_config(settings).to_dict()
     return found
 
 
@@ -152,7 +152,7 @@ def load_model(settings: ModelSection, device: torch.device, seed: int = 0) -> C
         ConfigError: the path holds no model.
         UnsupportedModelError: the family cannot run on attention plans.
     """
-    config = _load_config(settings)
+    config = load_hf_config(settings)
     model_class = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
     if not isinstance(model_class, type):
         raise UnsupportedModelError(
@@ -187,16 +187,21 @@ def wrap_model(
     )
 
 
-def _load_config(settings: ModelSection) -> PretrainedConfig:
+def load_hf_config(settings: ModelSection, key: str = "model.path") -> PretrainedConfig:
+    """The model's own config; `key` is the setting that a refusal names.
+
+    Raises:
+        ConfigError: the path holds no model.
+    """
     if settings.path.startswith(("/", ".", "~")) and not Path(settings.path).is_dir():
-        raise ConfigError("model.path", settings.path, "there is no such folder")
+        raise ConfigError(key, settings.path, "there is no such folder")
     try:
         config: PretrainedConfig = AutoConfig.from_pretrained(
             settings.path, revision=settings.revision, trust_remote_code=settings.trust_remote_code
         )
     except (OSError, ValueError) as error:
         raise ConfigError(
-            "model.path", settings.path, f"no model can be loaded from it: {_first_line(error)}"
+            key, settings.path, f"no model can be loaded from it: {_first_line(error)}"
         ) from error
     return config
 

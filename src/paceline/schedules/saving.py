@@ -7,8 +7,9 @@ from typing import Any
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from paceline.checkpoint import export_hf, replaced_folder
+from paceline.checkpoint import Loaded, export_hf, replaced_folder
 from paceline.config import Config, ConfigError
+from paceline.engine.critic import CriticEngine
 from paceline.model.loading import CausalModel
 from paceline.model.lora import AdaptedModel, save_adapter
 from paceline.schedules.setup import Run
@@ -23,7 +24,7 @@ def save(run: AnyRun) -> float:
 
     Working weights are not stored beside float32 masters: they follow from them bit by bit.
     """
-    optimizer = run.trainer.optimizer
+    optimizer, critic = run.trainer.optimizer, critic_of(run)
     tensors: dict[str, dict[str, Tensor]] = {
         "masters": optimizer.masters(),
         "moments": optimizer.moments(),
@@ -36,7 +37,11 @@ def save(run: AnyRun) -> float:
         "weight_version": run.weight_version,
         "seed": run.config.run.seed,
         "lora": adapter_identity(run.config),
+        "critic": None if critic is None else critic.optimizer.state(),
     }
+    if critic is not None:
+        tensors["critic_masters"] = critic.optimizer.masters()
+        tensors["critic_moments"] = critic.optimizer.moments()
     with run.ledger.span("checkpoint"):
         return run.store.save(run.state.step, tensors, state, asynchronous=run.config.checkpoint.asynchronous)
 
@@ -69,12 +74,34 @@ def resume(run: AnyRun) -> bool:
         run.trainer.optimizer.load(
             loaded.tensors["masters"], loaded.tensors.get("moments", {}), loaded.state["optimizer"]
         )
+        load_critic(run, loaded)
         run.loader.load_state_dict(loaded.state["loader"])
         run.weight_version = loaded.state["weight_version"]
         run.state.step = loaded.state["step"]
         run.state.figures = loaded.state["figures"]
     run.display.note(f"  resumed after step {run.state.step} from {found.path}")
     return True
+
+
+def critic_of(run: AnyRun) -> CriticEngine | None:
+    """The run's critic; a supervised run never has one."""
+    return run.critic if isinstance(run, Run) else None
+
+
+def load_critic(run: AnyRun, loaded: Loaded) -> None:
+    """Puts the critic back as it was saved.
+
+    Raises:
+        ConfigError: the checkpoint holds a critic and the run has none, or the other way round.
+    """
+    saved, critic = loaded.state.get("critic"), critic_of(run)
+    if (saved is None) != (critic is None):
+        held = "no critic" if saved is None else "a critic"
+        rule = f"the checkpoint holds {held}, and a resumed run keeps what it was trained with"
+        raise ConfigError("algorithm.advantage", run.config.algorithm.advantage, rule)
+    if critic is not None and saved is not None:
+        tensors = loaded.tensors
+        critic.optimizer.load(tensors["critic_masters"], tensors.get("critic_moments", {}), saved)
 
 
 def adapter_identity(config: Config) -> dict[str, Any] | None:

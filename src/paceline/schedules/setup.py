@@ -17,6 +17,7 @@ from paceline.config.decisions import Decision, decide_old_logprob
 from paceline.data.loader import PromptLoader
 from paceline.data.seeds import child_seed
 from paceline.data.tasks import Task, build_task
+from paceline.engine.critic import CriticEngine
 from paceline.engine.trainer import TrainEngine
 from paceline.model.loading import CausalModel, load_model, load_tokenizer, model_context, resolve_device
 from paceline.model.lora import AdaptedModel, add_adapters
@@ -25,6 +26,7 @@ from paceline.rewards.functions import resolve
 from paceline.rewards.pool import RewardPool
 from paceline.rollout import NativeEngine
 from paceline.rollout.native.engine import EngineLimits
+from paceline.schedules.critic_setup import open_critic
 from paceline.schedules.display import Display
 from paceline.schedules.memory import check_memory
 from paceline.schedules.run_folder import RunFolder, open_run_folder
@@ -62,6 +64,7 @@ class Run:
     model: CausalModel
     reference: CausalModel | None
     trainer: TrainEngine
+    critic: CriticEngine | None
     engine: NativeEngine
     sync: InProcessSync
     store: CheckpointStore
@@ -107,7 +110,7 @@ def open_run(config: Config, display: Display) -> Iterator[Run]:
             tokenizer = load_tokenizer(config.model)
             task = build_task(config, tokenizer, context)
             resolve(task.reward)
-            check_lengths(config, task.longest_prompt, context)
+            longest = check_lengths(config, task.longest_prompt, context)
             check_memory(config, device, task.longest_prompt)
             loader = PromptLoader(task.train, config.batch.num_prompts, config.run.seed, config.task.shuffle)
         pool = stack.enter_context(
@@ -126,6 +129,7 @@ def open_run(config: Config, display: Display) -> Iterator[Run]:
             trainer = TrainEngine(
                 model, config, ledger, batch_arithmetic(config, model.max_context).total_updates
             )
+            critic = open_critic(config, device, ledger, len(tokenizer), longest)
         sinks = open_sinks(
             config.telemetry.sinks, folder.path, config.run.name, config.model_dump(mode="json")
         )
@@ -147,6 +151,7 @@ def open_run(config: Config, display: Display) -> Iterator[Run]:
             model=model,
             reference=reference,
             trainer=trainer,
+            critic=critic,
             engine=engine,
             sync=InProcessSync(engine, parameters, parameters, ledger),
             store=CheckpointStore(

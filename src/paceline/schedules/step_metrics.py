@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from paceline.engine.samples import TrainSample
+from paceline.algorithms.gae import explained_variance, masked_mean
 from paceline.rewards.pool import reward_alarm
 from paceline.schedules.credit import CreditedBatch
 from paceline.schedules.evaluation import Evaluation
@@ -42,6 +42,9 @@ def record_rollout(run: Run, rollout: Rollout, batch: CreditedBatch, metrics: Me
     metrics.add("tokens/prompt", sum(len(g.prompt.token_ids) * len(g.samples) for g in rollout.groups))
     metrics.add("tokens/loss", sum(sample.num_loss_tokens for sample in batch.samples))
     _record_verdicts(rollout, batch, metrics)
+    if run.critic is not None:
+        record_values(batch, metrics)
+        metrics.add("steps/critic_alone", int(run.state.step < run.config.critic.pretrain_steps))
     metrics.add("rollout/generations", rollout.num_generations)
     metrics.add("rollout/exhausted", int(rollout.is_exhausted))
     metrics.add("rollout/prefill_tokens", stats.num_prefill_tokens)
@@ -57,11 +60,28 @@ def _record_verdicts(rollout: Rollout, batch: CreditedBatch, metrics: MetricAccu
     verdicts = rollout.verdicts
     metrics.add("reward/timeouts", sum(verdict.outcome == "timeout" for verdict in verdicts))
     metrics.add("reward/errors", sum(verdict.outcome == "error" for verdict in verdicts))
-    metrics.add("samples/without_verdict", batch.advantages.num_without_verdict)
-    metrics.add("groups/zero_signal", batch.advantages.num_zero_signal_groups)
-    metrics.add("groups/singleton", batch.advantages.num_singleton_groups)
-    metrics.add("groups/dropped_no_verdict", batch.advantages.num_dropped_groups)
+    metrics.add("samples/without_verdict", sum(verdict.score is None for verdict in verdicts))
+    metrics.add("groups/dropped_no_verdict", sum(set(rewards) == {None} for rewards in batch.rewards))
+    if batch.advantages is not None:
+        metrics.add("groups/zero_signal", batch.advantages.num_zero_signal_groups)
+        metrics.add("groups/singleton", batch.advantages.num_singleton_groups)
     metrics.add("groups/dropped_no_signal", rollout.num_groups_dropped)
+
+
+def record_values(batch: CreditedBatch, metrics: MetricAccumulator) -> None:
+    """What the critic said of the step's states before its update, against what came of them."""
+    credited = [(s.values, s.returns, s.loss_mask) for s in batch.samples]
+    values = [value_L for value_L, _, _ in credited if value_L is not None]
+    returns = [return_L for _, return_L, _ in credited if return_L is not None]
+    masks = [mask_L for _, _, mask_L in credited]
+    num_tokens = sum(sample.num_loss_tokens for sample in batch.samples)
+    for name, figure in (
+        ("values/mean", masked_mean(values, masks)),
+        ("returns/mean", masked_mean(returns, masks)),
+        ("critic/explained_variance", explained_variance(values, returns, masks)),
+    ):
+        if figure is not None:
+            metrics.add(name, figure, num_tokens)
 
 
 def record_evaluation(evaluation: Evaluation, metrics: MetricAccumulator) -> None:
@@ -138,7 +158,8 @@ def sample_rows(step: int, rollout: Rollout, batch: CreditedBatch) -> list[dict[
                     "score": verdict.score,
                     "message": verdict.message,
                     "reward": reward,
-                    "advantage": _first(member),
+                    "advantage": float(member.advantages[0]),
+                    "value": None if member.values is None else float(member.values[0]),
                     "finish_reason": sample.finish_reason,
                     "num_tokens": len(sample.token_ids),
                     "weight_version": sample.weight_version,
@@ -146,10 +167,6 @@ def sample_rows(step: int, rollout: Rollout, batch: CreditedBatch) -> list[dict[
                 }
             )
     return rows
-
-
-def _first(member: TrainSample) -> float:
-    return float(member.advantages[0])
 
 
 def shown_figures(values: dict[str, float], names: Sequence[tuple[str, str, str]]) -> dict[str, str]:

@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
+from paceline.config.critic import critic_epochs
 from paceline.data.seeds import child_seed
 from paceline.engine.samples import TrainSample
 from paceline.engine.trainer import with_old_logprobs
@@ -22,9 +23,13 @@ def train_synchronously(run: Run, recorder: Recorder) -> None:
             rollout = collect_groups(run, step)
             batch = assign_credit(run, rollout.groups)
             recorder.rollout(rollout, batch)
-            samples = with_old_logprobs(run.trainer, batch.groups, run.old_logprob.source)
-            for mini_batch in mini_batches(run, samples, step):
-                run.trainer.update(mini_batch, recorder.metrics)
+            if run.critic is not None:
+                for mini_batch in mini_batches(run, batch.groups, step, critic_epochs(run.config)):
+                    run.critic.update(mini_batch, recorder.metrics)
+            if step > run.config.critic.pretrain_steps:
+                samples = with_old_logprobs(run.trainer, batch.groups, run.old_logprob.source)
+                for mini_batch in mini_batches(run, samples, step, run.config.batch.num_epochs):
+                    run.trainer.update(mini_batch, recorder.metrics)
             run.sync.publish(version=step)
             run.loader.mark_consumed(rollout.prompt_ids)
             run.state.step = step
@@ -34,10 +39,12 @@ def train_synchronously(run: Run, recorder: Recorder) -> None:
     recorder.save_if_interrupted()
 
 
-def mini_batches(run: Run, groups: Sequence[Sequence[TrainSample]], step: int) -> Iterator[list[TrainSample]]:
+def mini_batches(
+    run: Run, groups: Sequence[Sequence[TrainSample]], step: int, num_epochs: int
+) -> Iterator[list[TrainSample]]:
     """Whole groups, `mini_batch_prompts` at a time; every epoch after the first in an order drawn from the seed."""
     size = run.config.batch.mini_batch_prompts or run.config.batch.num_prompts
-    for epoch in range(run.config.batch.num_epochs):
+    for epoch in range(num_epochs):
         order = np.arange(len(groups))
         if epoch:
             seed = child_seed(run.config.run.seed, "mini_batches", step, epoch)

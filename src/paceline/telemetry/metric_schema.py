@@ -93,6 +93,25 @@ micro_batches | sum | micro-batches | Forward-backward passes over samples.
 micro_batches/no_op | sum | micro-batches | Passes without samples, run while other ranks had some left.
 """
 
+_CRITIC = """
+values/mean | mean | score | The critic's values before its update, per loss token.
+returns/mean | mean | score | Returns (lambda-weighted) its values are fitted to, per loss token.
+critic/explained_variance | mean | share | 1 - Var(return - value) / Var(return) of these; 1 perfect, 0 constant.
+critic/loss | sum | score^2 | Critic's loss as differentiated: partial sums over one global denominator.
+critic/clip_fraction | mean | share | Loss tokens whose value the clip holds: already moved past algorithm.value_clip.
+critic/grad_norm | mean | norm | Critic's gradient norm before clipping, mean over the step's updates.
+critic/lr | last | rate | Learning rate of the critic's last update in the step.
+critic/updates/applied | sum | updates | Critic updates applied.
+critic/updates/skipped | sum | updates | Critic updates skipped for a gradient that was not finite.
+critic/updates/empty | sum | updates | Mini-batches without a token to train the critic on; nothing moved.
+critic/micro_batches | sum | micro-batches | Forward-backward passes of the critic over samples.
+critic/micro_batches/no_op | sum | micro-batches | Its passes without samples, while other ranks had some left.
+critic/tokens/laid_out | sum | tokens | Token slots computed by the critic's updates, padding included.
+critic/tokens/effective_share | mean | share | Tokens of the samples per slot the critic's updates computed.
+critic/samples/overlong | sum | samples | Samples over the critic's token budget, each in a micro-batch of its own.
+steps/critic_alone | sum | steps | 1 in a step that trained the critic and not the policy (critic.pretrain_steps).
+"""
+
 _TOKENS = """
 tokens/prompt | sum | tokens | Prompt tokens, counted once per sample.
 tokens/response | sum | tokens | Response tokens sampled, end tokens included.
@@ -213,7 +232,7 @@ MODEL_STAGES: tuple[Stage, ...] = (
 )
 """Stages that run a model, and so have FLOPs."""
 
-_TABLES = (_REWARD, _OBJECTIVE, _UPDATE, _TOKENS, _ROLLOUT, _SPEED, _EVALUATION, _SFT)
+_TABLES = (_REWARD, _OBJECTIVE, _UPDATE, _CRITIC, _TOKENS, _ROLLOUT, _SPEED, _EVALUATION, _SFT)
 
 METRICS: dict[str, MetricSpec] = _by_name(chain(*map(_parse, _TABLES), _stage_times(), _stage_work()))
 """All declared metrics by name, in the order of docs/records.md."""

@@ -68,15 +68,15 @@ def apply_tensor_parallel(module: PreTrainedModel, mesh: DeviceMesh) -> frozense
         elif _is_inside(name, plan) and (own := list(layer.parameters(recurse=False))):
             partly_seen.update(map(id, own))
     embedding, head = module.get_input_embeddings(), module.get_output_embeddings()
-    is_tied = head.weight is embedding.weight
+    is_tied = head is not None and head.weight is embedding.weight
     # every rank has read the same weights, so each cuts its own part out and nothing is sent
     parallelize_module(base, mesh, styles, src_data_rank=None)
     parallelize_module(embedding, mesh, RowwiseParallel(input_layouts=Replicate()), src_data_rank=None)
     if is_tied:
         head.weight = embedding.weight
-    else:
+    elif head is not None:  # a value model has none, and its scalar head is whole on all ranks
         _cut_rows(head, "weight", mesh)
-    if head.bias is not None:
+    if head is not None and head.bias is not None:
         _cut_rows(head, "bias", mesh)
     return frozenset(partly_seen)
 
