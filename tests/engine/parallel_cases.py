@@ -14,7 +14,7 @@ from paceline.config.schema import Config
 from paceline.engine.mesh import RankMesh
 from paceline.engine.samples import TrainSample
 from paceline.engine.sharding import unsharded
-from paceline.engine.shards import whole
+from paceline.engine.shards import full_tensor
 from paceline.engine.trainer import TrainEngine
 from paceline.model.loading import CausalModel
 from paceline.telemetry.ledger import Ledger
@@ -103,10 +103,7 @@ def updated(case: Case, batches: list[list[TrainSample]] | None = None) -> dict[
         engine.update(batch, metrics)
         history.append(reduced(mesh, metrics))
     optimizer = engine.optimizer
-    parameters = {
-        name: whole(master, optimizer.working()[name]).float().clone()
-        for name, master in optimizer.masters().items()
-    }
+    parameters = {name: full_tensor(master).clone() for name, master in optimizer.masters().items()}
     with unsharded(engine.engine.sharded) as view:
         gathered = {name: p.detach().float().clone() for name, p in view.module.named_parameters()}
         alone = TrainEngine(view, settings(case.sections), Ledger(), 1).score(samples(), "old_logprob")

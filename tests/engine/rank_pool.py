@@ -51,7 +51,10 @@ class RankPool:
         for rank, pipe in enumerate(self._pipes[world_size]):
             if not pipe.poll(_LIMIT_S):
                 raise RuntimeError(f"rank {rank} did not answer within {_LIMIT_S} s")
-            answers.append(pipe.recv())
+            try:
+                answers.append(pipe.recv())
+            except EOFError:
+                answers.append(("the process ended", None))
         return answers
 
     def close(self) -> None:

@@ -18,7 +18,9 @@ from torch.distributed.tensor import DTensor
 from paceline.config.schema import TrainSection
 from paceline.engine.lr_schedule import learning_rate
 from paceline.engine.mesh import RankMesh
-from paceline.engine.shards import local_part, num_copies, part_of_full
+from paceline.engine.shards import local_part, num_copies, part_of, spread_like
+
+_MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,23 +163,20 @@ class MasterAdamW:
                 [self._masters[name] for name in self._separate],
             )
 
-    def working(self) -> dict[str, nn.Parameter]:
-        """The trained parameters by name; those that are sharded say by their placements which part is this rank's."""
-        return dict(self._working)
-
     def masters(self) -> dict[str, Tensor]:
-        """Float32 masters by parameter name: this rank's parts where parameters are sharded (`shards.whole`)."""
-        return {name: master.detach() for name, master in self._masters.items()}
+        """Float32 masters by parameter name; DTensors where the parameters are divided over ranks."""
+        return {
+            name: spread_like(master.detach(), self._working[name]) for name, master in self._masters.items()
+        }
 
     def moments(self) -> dict[str, Tensor]:
-        """Adam's moments, `{name}.exp_avg` and `{name}.exp_avg_sq`, in parts as the masters; empty before the first
-        update."""
+        """Adam's moments, `{name}.exp_avg` and `{name}.exp_avg_sq`, as the masters; empty before the first update."""
         found: dict[str, Tensor] = {}
         for name, master in self._masters.items():
             state = self._adam.state.get(master)
             if state:
-                found[f"{name}.exp_avg"] = state["exp_avg"]
-                found[f"{name}.exp_avg_sq"] = state["exp_avg_sq"]
+                for moment in _MOMENTS:
+                    found[f"{name}.{moment}"] = spread_like(state[moment], self._working[name])
         return found
 
     def state(self) -> dict[str, int]:
@@ -196,7 +195,7 @@ class MasterAdamW:
     ) -> None:
         """Restores everything bit by bit and publishes the masters to the working weights.
 
-        Tensors are whole, whatever ranks they were saved from; each rank takes its parts.
+        Tensors are whole, and each rank takes its part, or DTensors divided as the masters are.
 
         Raises:
             KeyError: a parameter of this model is missing from the checkpoint.
@@ -205,13 +204,13 @@ class MasterAdamW:
         self.consecutive_skips = state["consecutive_skips"]
         for name, master in self._masters.items():
             like = self._working[name]
-            master.copy_(part_of_full(masters[name], like))
+            master.copy_(part_of(masters[name], like))
             if state["num_applied"]:
                 self._adam.state[master] = {
                     "step": torch.tensor(float(state["num_applied"]), device=master.device),
                     **{
-                        moment: part_of_full(moments[f"{name}.{moment}"], like).to(master.device, copy=True)
-                        for moment in ("exp_avg", "exp_avg_sq")
+                        moment: part_of(moments[f"{name}.{moment}"], like).to(master.device, copy=True)
+                        for moment in _MOMENTS
                     },
                 }
         self._publish()

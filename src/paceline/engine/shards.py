@@ -22,28 +22,31 @@ def full_tensor(parameter: Tensor) -> Tensor:
     """The whole tensor on every rank; all ranks of its mesh must call it."""
     if not isinstance(parameter, DTensor):
         return parameter.detach()
-    return whole(local_part(parameter), parameter)
-
-
-def whole(part: Tensor, like: Tensor) -> Tensor:
-    """The whole of which every rank holds a `part` cut like the parameter `like`; all ranks must call it."""
-    if not isinstance(like, DTensor):
-        return part
+    part = local_part(parameter)
     # the last axis was cut first (tensor parallel), so the first axis is put together first
-    for axis, placement, shape in _cuts(like):
-        part = _join(part, placement, shape, like.device_mesh.get_group(axis))
+    for axis, placement, shape in _cuts(parameter):
+        part = _join(part, placement, shape, parameter.device_mesh.get_group(axis))
     return part
 
 
-def part_of_full(full: Tensor, like: Tensor) -> Tensor:
-    """The part of `full` that this rank holds of a parameter sharded like `like`."""
+def spread_like(part: Tensor, like: Tensor) -> Tensor:
+    """This rank's `part` as a DTensor that is divided as the parameter `like` is; a plain tensor if that is one."""
     if not isinstance(like, DTensor):
-        return full
-    part = full
-    for axis, placement, _ in reversed(_cuts(like)):
-        dim = _dim(placement)
-        size, index = like.device_mesh.size(axis), like.device_mesh.get_local_rank(axis)
-        part = _chunk(part, dim, size, index)
+        return part
+    return DTensor.from_local(
+        part, like.device_mesh, like.placements, run_check=False, shape=like.shape, stride=like.stride()
+    )
+
+
+def part_of(tensor: Tensor, like: Tensor) -> Tensor:
+    """What this rank holds of `tensor`, which is whole or already divided as the parameter `like` is."""
+    if isinstance(tensor, DTensor):
+        return local_part(tensor)
+    part = tensor
+    if isinstance(like, DTensor):
+        for axis, placement, _ in reversed(_cuts(like)):
+            size, index = like.device_mesh.size(axis), like.device_mesh.get_local_rank(axis)
+            part = _chunk(part, _dim(placement), size, index)
     return part
 
 
