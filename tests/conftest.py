@@ -1,6 +1,7 @@
 """Shared by all tests: tests/model is importable (tiny models), and the machine's cores are not oversubscribed."""
 
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -8,9 +9,19 @@ import torch
 from hypothesis import settings
 
 sys.path.insert(0, str(Path(__file__).parent / "model"))
+from rank_pool import RankPool
+
 settings.register_profile("shared-cores", deadline=None)  # a busy machine is not a failing example
 settings.load_profile("shared-cores")
 torch.set_num_threads(min(2, torch.get_num_threads()))
+
+
+@pytest.fixture(scope="session")
+def ranks() -> Iterator[RankPool]:
+    """Rank processes for all tests of many ranks: starting them costs more than most of these tests."""
+    pool = RankPool()
+    yield pool
+    pool.close()
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

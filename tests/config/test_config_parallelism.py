@@ -2,15 +2,18 @@
 
 import pytest
 
-from paceline.config import ConfigError
+from paceline.config import Config, ConfigError, load_config
 from paceline.config.parallelism import (
     MeshSizes,
     allowed_sequence_parallel_sizes,
     allowed_tensor_parallel_sizes,
     check_heads,
+    check_model_heads,
     mesh_sizes,
+    role_sizes,
 )
-from paceline.config.schema import ClusterSection
+from paceline.config.rules import budget_problem
+from paceline.config.schema import BatchSection, ClusterSection, ModelSection
 
 
 @pytest.mark.parametrize(
@@ -70,3 +73,57 @@ def test_a_size_that_does_not_divide_the_ranks_is_refused_with_the_nearest_that_
     with pytest.raises(ConfigError) as refused:
         mesh_sizes(ClusterSection(num_devices=8, **settings))
     assert (refused.value.key, refused.value.nearest) == (key, nearest)
+
+
+BASE = {"model": {"path": "tiny"}, "task": {"path": "prompts.jsonl"}}
+
+
+def test_a_role_may_have_a_sequence_parallel_size_of_its_own():
+    cluster = {"num_devices": 8, "sequence_parallel_size": 4, "reference_sequence_parallel_size": 2}
+    config = Config(cluster=ClusterSection(**cluster))
+    assert role_sizes(config) == MeshSizes(shard=2, sequence_parallel=4)
+    assert role_sizes(config, "reference") == MeshSizes(shard=4, sequence_parallel=2)
+    assert role_sizes(config, "critic") == role_sizes(config)
+    wrong = Config(cluster=ClusterSection(num_devices=8, reference_sequence_parallel_size=3))
+    with pytest.raises(ConfigError) as refused:
+        role_sizes(wrong, "reference")
+    assert (refused.value.key, refused.value.nearest) == ("cluster.reference_sequence_parallel_size", "2")
+
+
+def test_sizes_that_do_not_divide_are_refused_with_the_recipe():
+    with pytest.raises(ConfigError) as refused:
+        load_config(None, sections={**BASE, "cluster": {"num_devices": 8, "tensor_parallel_size": 3}})
+    assert any(
+        problem.key == "cluster.tensor_parallel_size" and problem.nearest == "2"
+        for problem in refused.value.problems
+    )
+
+
+def test_heads_of_a_local_model_are_checked_before_it_is_loaded(tmp_path):
+    (tmp_path / "config.json").write_text('{"num_attention_heads": 28, "num_key_value_heads": 4}')
+    model = ModelSection(path=str(tmp_path))
+    check_model_heads(Config(model=model))
+    wrong = Config(model=model, cluster=ClusterSection(num_devices=7, sequence_parallel_size=7))
+    with pytest.raises(ConfigError, match="28 heads") as refused:
+        check_model_heads(wrong)
+    assert refused.value.nearest == "1, 2, 4, 28"
+    reference = Config(
+        model=model, cluster=ClusterSection(num_devices=14, reference_sequence_parallel_size=14)
+    )
+    with pytest.raises(ConfigError) as refused:
+        check_model_heads(reference)
+    assert refused.value.key == "cluster.reference_sequence_parallel_size"
+
+
+def test_ranks_that_share_a_sequence_add_their_budgets():
+    def config(sharing: int) -> Config:
+        return Config(
+            batch=BatchSection(token_budget=10, forward_token_budget=10),
+            cluster=ClusterSection(num_devices=2, sequence_parallel_size=sharing),
+        )
+
+    assert budget_problem(config(2), 20, "why") is None
+    problem = budget_problem(config(2), 21, "why")
+    assert problem is not None and "2 ranks" in str(problem) and "21 tokens" in str(problem)
+    assert problem.nearest is not None and problem.nearest.startswith("11")
+    assert budget_problem(config(1), 11, "why") is not None

@@ -14,6 +14,7 @@ from paceline.config.critic import (
 )
 from paceline.config.decisions import decide_old_logprob
 from paceline.config.errors import ConfigError
+from paceline.config.parallelism import ROLES, role_sizes
 from paceline.config.rules import budget_problem
 from paceline.config.schema import Config
 from paceline.config.sft import is_sft
@@ -106,7 +107,9 @@ def batch_arithmetic(config: Config, max_context: int | None = None) -> BatchAri
         longest_sample=context,
         max_tokens_per_step=None if context is None else samples * context,
         max_response_tokens_per_step=samples * rollout.max_new_tokens,
-        max_micro_batches_per_update=_most_micro_batches(per_mini, context, batch.token_budget),
+        max_micro_batches_per_update=_most_micro_batches(
+            per_mini, context, batch.token_budget * config.cluster.sequence_parallel_size
+        ),
         num_evaluations=evaluations,
         completions_per_evaluation=completions,
         total_evaluation_completions=evaluations * completions,
@@ -199,9 +202,23 @@ def describe(config: Config, max_context: int | None = None) -> str:
             else f"at most {sizes.max_tokens_per_step:,}",
         ),
         ("evaluation", _evaluation(config, sizes)),
+        *_rank_rows(config),
     ]
     width = max(len(name) for name, _ in rows)
     return "\n".join(f"{name:<{width}}  {text}" for name, text in rows)
+
+
+def _rank_rows(config: Config) -> list[tuple[str, str]]:
+    if config.cluster.num_devices == 1:
+        return []
+    rows = []
+    actor = role_sizes(config)
+    for role in ROLES:
+        sizes = role_sizes(config, role)
+        if role == "actor" or sizes != actor:
+            name = "ranks" if role == "actor" else f"ranks of the {role}"
+            rows.append((name, f"{sizes.num_ranks:,} = {sizes.describe()}"))
+    return rows
 
 
 def _critic_rows(config: Config) -> list[tuple[str, str]]:

@@ -18,6 +18,7 @@ from pydantic_core import ErrorDetails
 from paceline.config.arithmetic import check_context
 from paceline.config.errors import ConfigError
 from paceline.config.names import FIELDS, SECTIONS, nearest_setting
+from paceline.config.parallelism import check_model_heads
 from paceline.config.presets import PRESETS
 from paceline.config.rules import check_rules
 from paceline.config.schema import Config
@@ -51,6 +52,7 @@ def load_config(
     config = _validate(merged)
     check_rules(config)
     check_context(config)
+    check_model_heads(config)
     return config
 
 

@@ -3,10 +3,13 @@
 num_devices = replicate_size x shard_size x sequence_parallel_size x tensor_parallel_size
 """
 
+import json
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
 
 from paceline.config.errors import ConfigError
-from paceline.config.schema import ClusterSection
+from paceline.config.schema import ClusterSection, Config
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +25,13 @@ class MeshSizes:
     def num_ranks(self) -> int:
         """All ranks."""
         return self.num_data * self.sequence_parallel * self.tensor_parallel
+
+    def describe(self) -> str:
+        """The axes in words."""
+        return (
+            f"replicate {self.replicate} x shard {self.shard} x sequence parallel {self.sequence_parallel} x "
+            f"tensor parallel {self.tensor_parallel}"
+        )
 
     @property
     def num_data(self) -> int:
@@ -64,6 +74,61 @@ def mesh_sizes(
         )
         raise ConfigError("cluster.shard_size", shard, rule, str(shard_room))
     return MeshSizes(replicate, shard_room, sequence, cluster.tensor_parallel_size)
+
+
+Role = Literal["actor", "reference", "critic"]
+
+ROLES: tuple[Role, ...] = ("actor", "reference", "critic")
+
+
+def role_sizes(config: Config, role: Role = "actor") -> MeshSizes:
+    """Sizes of the mesh that a role's model runs on.
+
+    Raises:
+        ConfigError: see `mesh_sizes`.
+    """
+    own = {
+        "reference": (
+            config.cluster.reference_sequence_parallel_size,
+            "cluster.reference_sequence_parallel_size",
+        ),
+        "critic": (config.critic.sequence_parallel_size, "critic.sequence_parallel_size"),
+    }
+    if role not in own or own[role][0] is None:
+        return mesh_sizes(config.cluster)
+    size, key = own[role]
+    return mesh_sizes(config.cluster, sequence_parallel_size=size, key=key)
+
+
+def check_model_heads(config: Config) -> None:
+    """`check_heads` of every role whose model lies in a local folder, before anything of it is loaded.
+
+    Raises:
+        ConfigError: see `check_heads`.
+    """
+    paths = {"actor": config.model.path, "reference": config.model.path}
+    keys = {
+        "actor": "cluster.sequence_parallel_size",
+        "reference": "cluster.reference_sequence_parallel_size",
+        "critic": "critic.sequence_parallel_size",
+    }
+    if config.algorithm.advantage == "gae":
+        paths["critic"] = config.critic.path or config.model.path
+    for role in ROLES:
+        heads = stated_heads(paths[role]) if role in paths else None
+        if heads is not None:
+            check_heads(role_sizes(config, role), *heads, key=keys[role])
+
+
+def stated_heads(model_path: str) -> tuple[int, int] | None:
+    """Heads and kv heads of a local model folder's config.json, or None where there is none to read."""
+    path = Path(model_path).expanduser() / "config.json"
+    if not model_path or not path.is_file():
+        return None
+    stated = json.loads(path.read_text(encoding="utf-8"))
+    holder = stated.get("text_config") or stated
+    heads = holder.get("num_attention_heads")
+    return None if heads is None else (int(heads), int(holder.get("num_key_value_heads") or heads))
 
 
 def allowed_sequence_parallel_sizes(num_heads: int, num_kv_heads: int, limit: int) -> tuple[int, ...]:

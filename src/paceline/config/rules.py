@@ -6,6 +6,7 @@ from paceline.config.critic import has_critic, mini_batches_per_rollout, num_act
 from paceline.config.critic_rules import CRITIC_RULES
 from paceline.config.decisions import decide_old_logprob, has_one_update_per_rollout
 from paceline.config.errors import ConfigError
+from paceline.config.parallelism import ROLES, role_sizes
 from paceline.config.schema import Config
 from paceline.config.sft import is_sft, sft_ignores_no_setting, sft_settings_need_sft
 
@@ -195,19 +196,32 @@ def budget_holds_the_longest_sample(config: Config) -> ConfigError | None:
 def budget_problem(config: Config, longest: int, reason: str) -> ConfigError | None:
     """The problem when a sample of `longest` tokens exceeds a token budget; `reason` says where it comes from."""
     batch, critic = config.batch, config.critic
+    sharing = config.cluster.sequence_parallel_size
     budgets = [
-        ("batch.token_budget", batch.token_budget),
-        ("batch.forward_token_budget", batch.forward_token_budget),
+        ("batch.token_budget", batch.token_budget, sharing),
+        ("batch.forward_token_budget", batch.forward_token_budget, sharing),
     ]
     if has_critic(config):
+        sharing = critic.sequence_parallel_size or sharing
         budgets += [
-            ("critic.token_budget", critic.token_budget),
-            ("critic.forward_token_budget", critic.forward_token_budget),
+            ("critic.token_budget", critic.token_budget, sharing),
+            ("critic.forward_token_budget", critic.forward_token_budget, sharing),
         ]
-    for key, budget in budgets:
-        if budget is not None and budget < longest:
-            rule = f"must hold the longest possible sample, {longest} tokens ({reason})"
-            return ConfigError(key, budget, rule, f"{longest}, or batch.overlong: own_micro_batch")
+    for key, budget, ranks in budgets:
+        if budget is not None and budget * ranks < longest:
+            shared = f" over the {ranks} ranks that share a sequence" if ranks > 1 else ""
+            rule = f"must hold the longest possible sample{shared}, {longest} tokens ({reason})"
+            nearest = f"{-(-longest // ranks)}, or batch.overlong: own_micro_batch"
+            return ConfigError(key, budget, rule, nearest)
+    return None
+
+
+def ranks_divide_into_axes(config: Config) -> ConfigError | None:
+    try:
+        for role in ROLES:
+            role_sizes(config, role)
+    except ConfigError as problem:
+        return problem
     return None
 
 
@@ -239,6 +253,7 @@ RULES: tuple[Rule, ...] = (
     moment_decays_are_below_one,
     response_leaves_room_for_a_prompt,
     budget_holds_the_longest_sample,
+    ranks_divide_into_axes,
     devices_are_supported,
     sft_ignores_no_setting,
     sft_settings_need_sft,

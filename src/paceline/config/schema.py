@@ -291,6 +291,8 @@ class CriticSection(OptimizerSection):
     actor."""
     num_epochs: Positive | None = None
     """Passes of the critic over a rollout's mini-batches; default: batch.num_epochs."""
+    sequence_parallel_size: Positive | None = None
+    """Ranks that share every sequence of the critic; default: cluster.sequence_parallel_size."""
     token_budget: Positive | None = None
     """Strict upper bound on the tokens of one micro-batch per device when the critic trains; default:
     batch.token_budget."""
@@ -365,6 +367,8 @@ class ClusterSection(Section):
     sequence_parallel_size: Positive = 1
     """Ranks that share every sequence (Ulysses): each computes a part of its tokens, and a part of the heads in
     attention. A micro-batch may then hold token_budget x this many tokens."""
+    reference_sequence_parallel_size: Positive | None = None
+    """The same for the reference model; default: sequence_parallel_size."""
     tensor_parallel_size: Positive = 1
     """Ranks that share every matrix product and the vocabulary; keep them on one node."""
     device_name: str | None = None
