@@ -96,6 +96,8 @@ OBJECTIVES = {
         {"batch": {"layout": "padded", "pad_to": "mini_batch", "token_budget": 70}},
         {"train": {"logprob_chunk": 1}},
         {"train": {"gradient_checkpointing": True}},
+        {"train": {"gradient_checkpointing": "selective", "selective_keep": "half_matmuls"}},
+        {"train": {"activation_offload": True, "activation_offload_min_kb": 0}},
         {"batch": {"skip_zero_advantage": False}},
     ],
     ids=str,

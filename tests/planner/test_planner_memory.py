@@ -107,8 +107,12 @@ def test_states_are_divided_over_shards_and_weights_over_tensor_parallel_ranks()
     assert sharded.part("gathered weights") > 0
     copied = on_ranks(num_devices=8, replicate_size=2)
     assert copied.part("moments") == pytest.approx(alone.part("moments") / 4)
+    assert sharded.part("weights gathered to sample") == alone.part("weights")
+    assert (
+        sharded.part("weights") == 0
+    )  # shards are masters: nothing is held in the working dtype beside them
     tensor = on_ranks(num_devices=2, tensor_parallel_size=2)
-    assert tensor.part("weights") == pytest.approx(alone.part("weights") / 2, rel=0.01)
+    assert tensor.part("masters") == pytest.approx(alone.part("masters") / 2, rel=0.01)
     assert alone.part("activations") / 2 < tensor.part("activations") < alone.part("activations")
     # a sequence-parallel micro-batch holds more tokens, of which each rank keeps its budget
     sequence = on_ranks(num_devices=2, sequence_parallel_size=2)

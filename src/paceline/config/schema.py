@@ -257,6 +257,11 @@ class TrainSection(OptimizerSection):
     """Stop with an error after so many consecutive updates skipped for a non-finite gradient."""
     logprob_chunk: Positive = 1024
     """Response tokens per chunk of the log-prob head; its peak extra memory is chunk x vocabulary."""
+    activation_offload: bool = False
+    """Keep activations on the host between forward and backward pass, copied while the device computes (after
+    gradient checkpointing has left out what is recomputed). On a CPU it only costs time."""
+    activation_offload_min_kb: NonNegative = 1024
+    """activation_offload: tensors smaller than this many KiB stay on the device."""
     reshard_after_forward: bool = True
     """Several ranks: free a layer's gathered weights after its forward pass and gather them again for the backward
     pass; false keeps them, which saves one gather and costs a copy of the working weights."""

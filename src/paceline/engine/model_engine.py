@@ -6,7 +6,8 @@ optimiser and what is counted are here once.
 Shapes: R response tokens of a micro-batch, in the order of its members.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -15,6 +16,7 @@ import torch
 from torch import Tensor
 
 from paceline.config.schema import BatchSection, TrainSection
+from paceline.engine.activation_offload import ActivationOffload
 from paceline.engine.distribution import Shares, distribute
 from paceline.engine.mesh import RankMesh
 from paceline.engine.optimizer import MasterAdamW, UpdateOutcome
@@ -87,6 +89,9 @@ class ModelEngine:
             apply_recompute(decoder_layers(model.module, model.shape.num_layers), train)
         self.sharded = shard_model(model, self.mesh, train)
         self.model = self.sharded.model
+        self._offload: ActivationOffload | None = None
+        if train.activation_offload:
+            self._offload = ActivationOffload(model.device, train.activation_offload_min_kb * 1024)
         self._optimizer: MasterAdamW | None = None
         if num_updates is not None:
             self._optimizer = MasterAdamW(
@@ -204,13 +209,24 @@ class ModelEngine:
         loss_of: LossOf[S],
         metrics: MetricAccumulator,
     ) -> None:
-        with self._ledger.span(stage, "forward"):
+        with self._ledger.span(stage, "forward"), self._kept_activations(metrics):
             output = loss_of(read(self.model, micro_batch.inputs), members)
         with self._ledger.span(stage, "backward"):
             output.loss.backward()
         if self.mesh.reports_share:
             for name, (value, weight) in output.metrics.items():
                 metrics.add(name, value, weight)
+
+    @contextmanager
+    def _kept_activations(self, metrics: MetricAccumulator) -> Iterator[None]:
+        """Around a forward pass: what it keeps goes to the host if the settings say so, and is counted."""
+        if self._offload is None:
+            yield
+            return
+        before = self._offload.moved_bytes
+        with self._offload.passing():
+            yield
+        metrics.add("memory/activation_bytes_offloaded", self._offload.moved_bytes - before)
 
     def _record_plan(self, plan: BatchPlan, num_slots: int, count: int, metrics: MetricAccumulator) -> None:
         """Effective-token share: samples' own tokens over computed positions, above 1 where prefixes are shared."""

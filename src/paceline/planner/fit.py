@@ -100,7 +100,7 @@ def _switches(config: Config, facts: RunFacts, usable: float) -> Iterator[Switch
     for section, change in _changes(config):
         changed = config.model_copy(update={section: getattr(config, section).model_copy(update=change)})
         (key, value), *_ = change.items()
-        yield Switch(f"{section}.{key}: {value}", changed, estimate_run(changed, facts).total)
+        yield Switch(f"{section}.{key}: {_written(value)}", changed, estimate_run(changed, facts).total)
     budget = largest_budget(config, facts, usable, config.batch.token_budget)
     if budget is not None and budget < config.batch.token_budget:
         changed = config.model_copy(
@@ -116,12 +116,18 @@ def _changes(config: Config) -> Iterator[tuple[str, dict[str, object]]]:
         yield "train", {"gradient_checkpointing": "selective"}
     if train.gradient_checkpointing != "all":
         yield "train", {"gradient_checkpointing": "all"}
+    if not train.activation_offload:
+        yield "train", {"activation_offload": True}
     if train.logprob_chunk > 1024:
         yield "train", {"logprob_chunk": 1024}
     if config.rollout.max_running > 16:
         yield "rollout", {"max_running": config.rollout.max_running // 2}
     if cluster.replicate_size == 1 and cluster.shard_size is None:
         yield "cluster", {"num_devices": 2 * cluster.num_devices}
+
+
+def _written(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _gib(num_bytes: float) -> str:

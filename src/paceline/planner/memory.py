@@ -156,24 +156,31 @@ def divided(shape: MemoryShape, tensor: int) -> MemoryShape:
 
 def _states(model: TrainedModel, own: MemoryShape) -> list[Part]:
     b, shard = model.how.element_bytes, model.sharding.shard
+    is_divided = shard > 1 or model.sharding.tensor > 1
     num_own = own.num_parameters / shard
     num_trained = num_own if model.num_trained is None else model.num_trained / shard
     on_device = 0.0 if model.optimizer_offload else 1.0
-    parts = [Part("weights", b * num_own, "always")]
+    parts: list[Part] = []
     if model.num_trained is not None:
+        parts.append(Part("weights", b * num_own, "always"))
         parts.append(Part("adapters", b * num_trained, "always"))
+    elif not is_divided or b == _FLOAT32:
+        parts.append(Part("weights", b * num_own, "always"))
     if b != _FLOAT32:
-        parts.append(Part("masters", on_device * _FLOAT32 * num_trained, "always"))
+        # the shards of trained parameters are the masters: what is computed with is gathered from them
+        stays = on_device if not is_divided else 1.0
+        parts.append(Part("masters", stays * _FLOAT32 * num_trained, "always"))
     parts.append(Part("moments", on_device * 2 * _FLOAT32 * num_trained, "always"))
     parts.append(Part("gradients", _FLOAT32 * num_trained, "update"))
     if model.optimizer_offload:
         streamed = min(2.0 * OPTIMIZER_BUCKET_BYTES, _FLOAT32 * num_trained)
         parts.append(Part("streamed optimiser states", 3.0 * streamed, "optimizer"))
-    if shard > 1:
+    if is_divided:
         root = own.embedding_parameters + own.head_parameters
         gathered = b * (root + model.sharding.gathered_layers * own.layer_parameters)
-        parts.append(Part("gathered weights", gathered, "update"))
-        parts.append(Part("unreduced gradients", b * (own.layer_parameters), "layers"))
+        parts.append(Part("gathered weights", gathered, "activations"))
+        parts.append(Part("unreduced gradients", b * own.layer_parameters, "layers"))
+        parts.append(Part("weights gathered to sample", b * model.shape.num_parameters, "rollout"))
     return parts
 
 

@@ -91,6 +91,7 @@ def trained_model(config: Config, facts: RunFacts, batch: BatchSection) -> Train
             gathered_layers=min(gathered, shape.model.num_layers),
         ),
         num_trained=num_adapter_parameters(config, shape) if config.lora.rank else None,
+        activation_offload=train.activation_offload and not facts.on_cpu,
     )
 
 

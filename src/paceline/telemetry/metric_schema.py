@@ -130,6 +130,12 @@ response_length/min | min | tokens | Shortest response.
 truncated_fraction | mean | share | Samples that reached the token limit among all.
 """
 
+_MEMORY = """
+memory/activation_bytes_offloaded | sum | bytes | Activations copied to the host by the updates, all ranks.
+memory/out_of_memory_retries | sum | updates | Mini-batches done again with a smaller token budget after memory ran out.
+memory/token_budget | min | tokens | Token budget of the updates, where it can change (batch.token_budget: auto).
+"""
+
 _ROLLOUT = """
 groups/zero_signal | sum | groups | Groups trained on whose scores are all equal: no gradient from their advantage.
 groups/dropped_no_signal | sum | groups | Groups dynamic sampling dropped because their scores are all equal.
@@ -232,7 +238,7 @@ MODEL_STAGES: tuple[Stage, ...] = (
 )
 """Stages that run a model, and so have FLOPs."""
 
-_TABLES = (_REWARD, _OBJECTIVE, _UPDATE, _CRITIC, _TOKENS, _ROLLOUT, _SPEED, _EVALUATION, _SFT)
+_TABLES = (_REWARD, _OBJECTIVE, _UPDATE, _CRITIC, _TOKENS, _MEMORY, _ROLLOUT, _SPEED, _EVALUATION, _SFT)
 
 METRICS: dict[str, MetricSpec] = _by_name(chain(*map(_parse, _TABLES), _stage_times(), _stage_work()))
 """All declared metrics by name, in the order of docs/records.md."""
