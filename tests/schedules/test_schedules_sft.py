@@ -249,6 +249,11 @@ def test_a_finished_run_is_a_recipe_for_another_and_python_runs_it_too(tmp_path)
     assert again.figures()["eval_loss_after"] == first.figures()["eval_loss_after"]
 
 
+def test_train_refuses_a_supervised_recipe(capsys):
+    assert main(["train", str(RECIPE), "--dry-run"]) == 2
+    assert "paceline sft" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("lora", [{}, {"rank": 8}], ids=["full", "lora"])
 def test_the_recipe_learns_at_reduced_size(tmp_path, lora):
     """On the recipe's own generated rows; words the tiny tokenizer does not know are <unk>, which is soon learned."""

@@ -212,6 +212,12 @@ def test_layers_whose_flops_are_not_modelled_are_refused():
         ModelShape.from_hf_config({**SIZES, "kv_lora_rank": 512})
 
 
+def test_frozen_weights_have_no_weight_gradient_to_compute():
+    matmul = forward_flops(TWO_LAYERS, PACKED, 400) - attention_flops(TWO_LAYERS, PACKED)
+    expected = 2 * matmul + 3 * attention_flops(TWO_LAYERS, PACKED)
+    assert train_flops(TWO_LAYERS, PACKED, 400, is_frozen=True) == expected
+
+
 def test_unknown_hardware_has_no_mfu():
     assert mfu(1e12, 1.0, 1, None) is None
     assert mfu_alarm(None) is None

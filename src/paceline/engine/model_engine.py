@@ -34,7 +34,8 @@ from paceline.engine.samples import FloatArray, TokenPair
 from paceline.engine.sharding import reduce_over_replicas, reshard, shard_model
 from paceline.model.inputs import ModelInputs
 from paceline.model.loading import CausalModel
-from paceline.telemetry.flops import forward_flops
+from paceline.model.lora import AdaptedModel
+from paceline.telemetry.flops import forward_flops, train_flops
 from paceline.telemetry.ledger import Ledger, Span
 from paceline.telemetry.metrics import MetricAccumulator
 from paceline.types import Stage
@@ -127,7 +128,7 @@ class ModelEngine:
                 sizes = [len(own[index].response_ids) for index in micro_batch.order]
                 pieces = np.split(values_R.float().cpu().numpy(), np.cumsum(sizes)[:-1])
                 found.update(zip(micro_batch.order, pieces, strict=True))
-                self._count_work(span, micro_batch, num_passes=1)
+                self._count_work(span, micro_batch, is_training=False)
             for _ in range(count - len(plan.rows)):
                 read(model, empty_inputs(self._batch, model.device, self.mesh.sp_size))
             reshard(model)
@@ -153,7 +154,7 @@ class ModelEngine:
                 micro_batch = self._build(own, *plan.rows[number])
                 members = [own[index] for index in micro_batch.order]
                 self._forward_backward(micro_batch, members, stage, read, loss_of, metrics)
-                self._count_work(span, micro_batch, num_passes=3)
+                self._count_work(span, micro_batch, is_training=True)
                 num_slots += micro_batch.num_slots
             with self._ledger.span(stage, "optimizer"):
                 outcome = self.optimizer.step()
@@ -247,13 +248,13 @@ class ModelEngine:
         metrics.add(f"{self._prefix}updates/applied", int(not outcome.skipped))
         metrics.add(f"{self._prefix}updates/skipped", int(outcome.skipped))
 
-    def _count_work(self, span: Span, micro_batch: MicroBatch, num_passes: int) -> None:
-        """Adds this rank's part of a micro-batch's positions and FLOPs: what all ranks count adds up to all there is.
-
-        Forward and backward are three passes, forward alone is one.
-        """
-        inputs = micro_batch.segments, micro_batch.num_response_tokens
-        flops = num_passes * forward_flops(self.model.shape, *inputs)
+    def _count_work(self, span: Span, micro_batch: MicroBatch, is_training: bool) -> None:
+        """Adds this rank's part of a micro-batch's positions and FLOPs; what all ranks count adds up to the whole."""
+        shape, segments, num_scored = self.model.shape, micro_batch.segments, micro_batch.num_response_tokens
+        if is_training:
+            flops = train_flops(shape, segments, num_scored, isinstance(self.model, AdaptedModel))
+        else:
+            flops = forward_flops(shape, segments, num_scored)
         num_parts = self.mesh.sp_size * self.mesh.tp_size
         part = self.mesh.rank % num_parts
         tokens = micro_batch.num_slots // num_parts + (part < micro_batch.num_slots % num_parts)

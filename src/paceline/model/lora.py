@@ -34,13 +34,21 @@ _PEFT_PREFIX = "base_model.model."
 
 @dataclass(frozen=True, slots=True)
 class AdaptedModel(CausalModel):
-    """A model whose adapters are the only trainable parameters; `layers` are PEFT's, by their name in the module."""
+    """A model whose adapters are the only trainable parameters."""
 
-    layers: tuple[tuple[str, Any], ...]
     peft_config: Any
 
+    @property
+    def layers(self) -> tuple[tuple[str, Any], ...]:
+        """PEFT's layers by their name in the module, looked up in it: a sharded model has a second module."""
+        kind = _lora_layer_type()
+        return tuple((name, layer) for name, layer in self.module.named_modules() if isinstance(layer, kind))
+
     def without_adapters(self) -> CausalModel:
-        """The base model on the same parameters: a reference model that takes no memory of its own."""
+        """The base model on the same parameters: a reference model that takes no memory of its own.
+
+        With weights sharded over ranks, ask the sharded model: its calls gather them.
+        """
         common = {field.name: getattr(self, field.name) for field in fields(CausalModel)}
         return _BaseModel(**common, layers=tuple(layer for _, layer in self.layers))
 
@@ -107,18 +115,13 @@ def add_adapters(model: CausalModel, settings: LoraSection, path: str, seed: int
         inference_mode=False,
     )
     peft.inject_adapter_in_model(peft_config, model.module, adapter_name=ADAPTER_NAME)
-    layers = tuple(
-        (name, layer)
-        for name, layer in model.module.named_modules()
-        if isinstance(layer, peft.tuners.lora.LoraLayer)
-    )
     generator = torch.Generator().manual_seed(seed)
     for name, parameter in model.module.named_parameters():
         parameter.requires_grad_(".lora_" in name)
         if ".lora_A." in name:
             _draw(parameter, generator)
     common = {field.name: getattr(model, field.name) for field in fields(CausalModel)}
-    return AdaptedModel(**common, layers=layers, peft_config=peft_config)
+    return AdaptedModel(**common, peft_config=peft_config)
 
 
 def save_adapter(model: AdaptedModel, folder: Path) -> None:
@@ -175,6 +178,11 @@ def _target_modules(module: PreTrainedModel, wanted: Sequence[str]) -> tuple[str
                 close[0] if close else None,
             )
     return tuple(wanted)
+
+
+def _lora_layer_type() -> type:
+    layer_type: type = importlib.import_module("peft.tuners.lora").LoraLayer
+    return layer_type
 
 
 def _import_peft(settings: LoraSection) -> Any:

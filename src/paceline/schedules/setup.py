@@ -125,10 +125,10 @@ def open_run(config: Config, display: Display) -> Iterator[Run]:
             display.phase("loading the model")
             model = load_trained_model(config, device)
             probe = probe_packing(model) if config.model.verify_packing else None
-            reference = load_reference(config, model, device) if _needs_reference(config) else None
             trainer = TrainEngine(
                 model, config, ledger, batch_arithmetic(config, model.max_context).total_updates
             )
+            reference = load_reference(config, trainer.model, device) if _needs_reference(config) else None
             critic = open_critic(config, device, ledger, len(tokenizer), longest)
         sinks = open_sinks(
             config.telemetry.sinks, folder.path, config.run.name, config.model_dump(mode="json")

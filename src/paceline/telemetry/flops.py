@@ -165,9 +165,19 @@ def forward_flops(shape: ModelShape, segments: Iterable[Segment], num_head_token
     return matmul + attention_flops(shape, segments)
 
 
-def train_flops(shape: ModelShape, segments: Iterable[Segment], num_head_tokens: int) -> float:
-    """FLOPs of forward and backward pass: three times the forward pass."""
-    return _BACKWARD_AND_FORWARD * forward_flops(shape, segments, num_head_tokens)
+def train_flops(
+    shape: ModelShape, segments: Iterable[Segment], num_head_tokens: int, is_frozen: bool = False
+) -> float:
+    """FLOPs of forward and backward pass: three times the forward pass.
+
+    With `is_frozen` weights (adapters are trained) no weight gradient is computed: matrix products count twice, and
+    attention, which has no weights, three times. The adapters' own products are not counted.
+    """
+    segments = list(segments)
+    forward = forward_flops(shape, segments, num_head_tokens)
+    if not is_frozen:
+        return _BACKWARD_AND_FORWARD * forward
+    return 2.0 * forward + attention_flops(shape, segments)
 
 
 def mfu(flops: float, seconds: float, num_devices: int, peak_tflops: float | None) -> float | None:

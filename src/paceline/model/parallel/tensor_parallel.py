@@ -41,7 +41,7 @@ def check_tensor_parallel(module: PreTrainedModel, size: int) -> None:
         raise ConfigError("cluster.tensor_parallel_size", size, rule, "1")
     for name, layer in module.base_model.named_modules():
         style = _style_of(name, plan)
-        if style not in _CUT or not isinstance(layer, nn.Linear):
+        if style not in _CUT:
             continue
         width = layer.out_features if style == "colwise" else layer.in_features
         if width % size:
@@ -64,7 +64,7 @@ def apply_tensor_parallel(module: PreTrainedModel, mesh: DeviceMesh) -> frozense
     for name, layer in base.named_modules():
         style = _style_of(name, plan)
         if style in _CUT:
-            styles[name] = _CUT[style]()
+            styles |= _layer_styles(name, layer, style)
         elif _is_inside(name, plan) and (own := list(layer.parameters(recurse=False))):
             partly_seen.update(map(id, own))
     embedding, head = module.get_input_embeddings(), module.get_output_embeddings()
@@ -79,6 +79,19 @@ def apply_tensor_parallel(module: PreTrainedModel, mesh: DeviceMesh) -> frozense
     if head is not None and head.bias is not None:
         _cut_rows(head, "bias", mesh)
     return frozenset(partly_seen)
+
+
+def _layer_styles(name: str, layer: nn.Module, style: str) -> dict[str, ParallelStyle]:
+    """How one layer of the plan is cut. With an adapter (W x + B A x) the factor on the cut side is cut with W, and
+    the other is whole on every rank: B's outputs are W's, A's inputs are W's."""
+    if isinstance(layer, nn.Linear):
+        return {name: _CUT[style]()}
+    factor = "lora_B" if style == "colwise" else "lora_A"
+    factors = layer.get_submodule(factor).named_children()
+    return {
+        f"{name}.base_layer": _CUT[style](),
+        **{f"{name}.{factor}.{adapter}": _CUT[style]() for adapter, _ in factors},
+    }
 
 
 def _cut_rows(layer: nn.Module, name: str, mesh: DeviceMesh) -> None:
