@@ -11,7 +11,7 @@ from paceline.config import load_sft_config
 from paceline.config.schema import LoraSection
 from paceline.engine.sft import SftEngine, SftSample
 from paceline.engine.sharding import unsharded
-from paceline.engine.shards import whole
+from paceline.engine.shards import full_tensor
 from paceline.engine.trainer import TrainEngine
 from paceline.model.loading import CausalModel
 from paceline.model.lora import AdaptedModel, add_adapters
@@ -62,11 +62,7 @@ def adapted_updates(case: Case) -> dict[str, Any]:
 
 
 def whole_masters(engine: TrainEngine | SftEngine) -> dict[str, torch.Tensor]:
-    working = engine.optimizer.working()
-    return {
-        name: whole(master, working[name]).float().clone()
-        for name, master in engine.optimizer.masters().items()
-    }
+    return {name: full_tensor(master).clone() for name, master in engine.optimizer.masters().items()}
 
 
 def sft_rows(seed: int, num_rows: int = 5) -> list[SftSample]:
