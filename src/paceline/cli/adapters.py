@@ -12,6 +12,7 @@ import typer
 
 from paceline.adapters.run.imported import ImportedRun
 from paceline.config import ConfigError
+from paceline.types import STAGES
 
 NO_ERRORS, ERRORS = 0, 1
 
@@ -123,6 +124,29 @@ def import_verl_logs(
     if chosen is None:
         raise ConfigError("--mode", mode, f"must be one of {', '.join(MODES)}", "auto")
     _write(import_verl(path, chosen, name), out)
+
+
+@import_app.command("trace")
+def import_torch_traces(
+    path: Source,
+    out: Out = None,
+    name: RunName = None,
+    stage: Annotated[
+        str | None,
+        typer.Option(help="Stage of time in no named range; default: unaccounted.", show_default=False),
+    ] = None,
+) -> None:
+    """Read torch-profiler traces (.json, .json.gz) of any framework: stages, causes and kernels by rank."""
+    from paceline.adapters.traces.importing import causes_text, import_traces, write_profile
+
+    if stage is not None and stage not in STAGES:
+        raise ConfigError("--stage", stage, f"must be one of {', '.join(STAGES)}", "update_actor")
+    run = import_traces(path, name, stage)
+    folder = write_profile(run, out or Path("runs") / f"imported-{run.name}")
+    print(causes_text(run))
+    for note in run.notes:
+        print(f"note: {note}")
+    print(f"run: {folder}")
 
 
 def _write(run: ImportedRun, out: Path | None) -> None:

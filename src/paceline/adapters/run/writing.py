@@ -38,11 +38,11 @@ def write_run(run: ImportedRun, run_dir: Path) -> Path:
     write_lines(run_dir / "ledger" / "rank0.jsonl", _ledger(run, notes))
     write_lines(run_dir / METRICS_FILE, (_metrics(step) for step in run.steps if step.metrics))
     write_lines(run_dir / FOREIGN_FILE, (_foreign(step) for step in run.steps if step.foreign))
-    write_heads(run, run_dir, notes)
+    write_heads(run, run_dir, notes, sum(step.wall_s is not None for step in run.steps))
     return run_dir
 
 
-def write_heads(run: ImportedRun, run_dir: Path, notes: list[str]) -> None:
+def write_heads(run: ImportedRun, run_dir: Path, notes: list[str], num_steps: int) -> None:
     """config.yaml, env.json and summary.json, which every imported run has."""
     config = {**run.config, "run": {"name": run.name, **run.config.get("run", {})}}
     (run_dir / "config.yaml").write_text(write_yaml(config), encoding="utf-8")
@@ -52,7 +52,7 @@ def write_heads(run: ImportedRun, run_dir: Path, notes: list[str]) -> None:
         "v": VERSION,
         "status": IMPORTED,
         "message": f"imported from {run.framework}",
-        "num_steps": sum(step.wall_s is not None for step in run.steps),
+        "num_steps": num_steps,
         "notes": notes,
         "sources": dict(run.sources),
     }
