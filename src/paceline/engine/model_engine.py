@@ -18,6 +18,7 @@ from torch import Tensor
 from paceline.config.schema import BatchSection, TrainSection
 from paceline.engine.activation_offload import ActivationOffload
 from paceline.engine.distribution import Shares, distribute
+from paceline.engine.memory_shortage import TokenBudget, give_back_memory, is_out_of_memory
 from paceline.engine.mesh import RankMesh
 from paceline.engine.optimizer import MasterAdamW, UpdateOutcome
 from paceline.engine.planning import (
@@ -83,7 +84,8 @@ class ModelEngine:
         `metric_prefix` goes before the names that every role records (`grad_norm`, `lr`, `updates/applied`...).
         """
         self.mesh = mesh or RankMesh.single()
-        self._batch, self._ledger, self._prefix = batch, ledger, metric_prefix
+        self._batch, self._train, self._ledger, self._prefix = batch, train, ledger, metric_prefix
+        self.budget = TokenBudget(batch.token_budget)
         if num_updates is None:
             model.module.requires_grad_(False)
         else:
@@ -128,7 +130,8 @@ class ModelEngine:
                 sizes = [len(own[index].response_ids) for index in micro_batch.order]
                 pieces = np.split(values_R.float().cpu().numpy(), np.cumsum(sizes)[:-1])
                 found.update(zip(micro_batch.order, pieces, strict=True))
-                self._count_work(span, micro_batch, is_training=False)
+                tokens, flops = self._work(micro_batch, is_training=False)
+                span.add(tokens=tokens, flops=flops)
             for _ in range(count - len(plan.rows)):
                 read(model, empty_inputs(self._batch, model.device, self.mesh.sp_size))
             reshard(model)
@@ -144,23 +147,53 @@ class ModelEngine:
     ) -> UpdateOutcome:
         """One optimiser update on the samples of a mini-batch that have a gradient (none: moments and decay act)."""
         with self._ledger.span(stage) as span:
-            own, plan, count = self._plan(samples, self._batch.token_budget)
-            num_slots = 0
+            while not self._accumulate(samples, stage, read, loss_of, metrics, span):
+                self.optimizer.zero_grad()
+                give_back_memory(self.model.device)
+                metrics.add(f"{self._prefix}memory/out_of_memory_retries", 1)
+            with self._ledger.span(stage, "optimizer"):
+                outcome = self.optimizer.step()
+            self._record_outcome(outcome, metrics)
+        return outcome
+
+    def _accumulate(
+        self,
+        samples: Sequence[S],
+        stage: Stage,
+        read: Read,
+        loss_of: LossOf[S],
+        metrics: MetricAccumulator,
+        span: Span,
+    ) -> bool:
+        """Adds the gradients and metrics of a mini-batch. False: memory ran out, the budget is smaller now, and only
+        gradients are left to drop."""
+        own, plan, count = self._plan(samples, self.budget.tokens)
+        found, largest = MetricAccumulator(), 0
+        slots: list[int] = []
+        work: list[tuple[int, float]] = []
+        try:
             for number in range(count):
                 reduce_over_replicas(self.model, number == count - 1)
                 if number >= len(plan.rows):
                     self._pass_through(stage, read)
                     continue
                 micro_batch = self._build(own, *plan.rows[number])
+                largest = max(largest, micro_batch.num_slots)
                 members = [own[index] for index in micro_batch.order]
-                self._forward_backward(micro_batch, members, stage, read, loss_of, metrics)
-                self._count_work(span, micro_batch, is_training=True)
-                num_slots += micro_batch.num_slots
-            with self._ledger.span(stage, "optimizer"):
-                outcome = self.optimizer.step()
-            self._record_plan(plan, num_slots, count, metrics)
-            self._record_outcome(outcome, metrics)
-        return outcome
+                self._forward_backward(micro_batch, members, stage, read, loss_of, found)
+                work.append(self._work(micro_batch, is_training=True))
+                slots.append(micro_batch.num_slots)
+        except RuntimeError as error:
+            if self.mesh.world_size > 1 or not is_out_of_memory(error):
+                raise
+        if len(slots) < len(plan.rows):
+            # outside the handler: its traceback would keep every tensor of the failed pass alive
+            self.budget.shrink(largest or self.budget.tokens, own, self._train)
+            return False
+        self._record_plan(plan, sum(slots), count, found)
+        metrics.merge(found)
+        span.add(tokens=sum(tokens for tokens, _ in work), flops=sum(flops for _, flops in work))
+        return True
 
     def _plan(self, samples: Sequence[S], budget: int) -> tuple[list[S], BatchPlan, int]:
         """This rank's samples, its micro-batches, and the number of micro-batches that every rank runs."""
@@ -235,6 +268,7 @@ class ModelEngine:
             return
         metrics.add(f"{self._prefix}micro_batches", len(plan.rows))
         metrics.add(f"{self._prefix}micro_batches/no_op", count - len(plan.rows))
+        metrics.add(f"{self._prefix}memory/token_budget", self.budget.tokens)
         metrics.add(f"{self._prefix}tokens/laid_out", num_slots)
         metrics.add(f"{self._prefix}samples/overlong", plan.num_overlong)
         if num_slots:
@@ -248,8 +282,8 @@ class ModelEngine:
         metrics.add(f"{self._prefix}updates/applied", int(not outcome.skipped))
         metrics.add(f"{self._prefix}updates/skipped", int(outcome.skipped))
 
-    def _count_work(self, span: Span, micro_batch: MicroBatch, is_training: bool) -> None:
-        """Adds this rank's part of a micro-batch's positions and FLOPs; what all ranks count adds up to the whole."""
+    def _work(self, micro_batch: MicroBatch, is_training: bool) -> tuple[int, float]:
+        """This rank's part of a micro-batch's positions and FLOPs; what all ranks count adds up to the whole."""
         shape, segments, num_scored = self.model.shape, micro_batch.segments, micro_batch.num_response_tokens
         if is_training:
             flops = train_flops(shape, segments, num_scored, isinstance(self.model, AdaptedModel))
@@ -258,7 +292,7 @@ class ModelEngine:
         num_parts = self.mesh.sp_size * self.mesh.tp_size
         part = self.mesh.rank % num_parts
         tokens = micro_batch.num_slots // num_parts + (part < micro_batch.num_slots % num_parts)
-        span.add(tokens=tokens, flops=flops / num_parts)
+        return tokens, flops / num_parts
 
 
 def concatenate(arrays: Sequence[FloatArray | None], device: torch.device) -> Tensor | None:

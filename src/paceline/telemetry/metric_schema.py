@@ -132,8 +132,10 @@ truncated_fraction | mean | share | Samples that reached the token limit among a
 
 _MEMORY = """
 memory/activation_bytes_offloaded | sum | bytes | Activations copied to the host by the updates, all ranks.
-memory/out_of_memory_retries | sum | updates | Mini-batches done again with a smaller token budget after memory ran out.
-memory/token_budget | min | tokens | Token budget of the updates, where it can change (batch.token_budget: auto).
+memory/out_of_memory_retries | sum | retries | Mini-batches begun again with a smaller token budget: memory ran out.
+memory/token_budget | min | tokens | Token budget of the updates; falls when memory runs short.
+critic/memory/out_of_memory_retries | sum | retries | The same for the critic's updates.
+critic/memory/token_budget | min | tokens | Token budget of the critic's updates.
 """
 
 _ROLLOUT = """
