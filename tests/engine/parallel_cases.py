@@ -10,13 +10,14 @@ from tiny_models import tiny_model
 
 from paceline.config import load_config
 from paceline.config.parallelism import MeshSizes
-from paceline.config.schema import Config
+from paceline.config.schema import Config, LoraSection
 from paceline.engine.mesh import RankMesh
 from paceline.engine.samples import TrainSample
 from paceline.engine.sharding import unsharded
 from paceline.engine.shards import full_tensor
 from paceline.engine.trainer import TrainEngine
 from paceline.model.loading import CausalModel
+from paceline.model.lora import AdaptedModel, add_adapters
 from paceline.telemetry.ledger import Ledger
 from paceline.telemetry.metrics import MetricAccumulator
 
@@ -32,6 +33,7 @@ class Case:
     sections: dict[str, dict[str, Any]] = field(default_factory=dict)
     dtype: torch.dtype = torch.float32
     num_updates: int = 2
+    with_adapters: bool = False
 
 
 def settings(sections: dict[str, dict[str, Any]]) -> Config:
@@ -89,7 +91,7 @@ def softened(case: Case) -> CausalModel:
         for parameter in model.module.parameters():
             if parameter.dim() >= 2:
                 parameter *= 0.5
-    return model
+    return add_adapters(model, LoraSection(rank=2), "base", seed=7) if case.with_adapters else model
 
 
 def updated(case: Case, batches: list[list[TrainSample]] | None = None) -> dict[str, Any]:
@@ -107,7 +109,9 @@ def updated(case: Case, batches: list[list[TrainSample]] | None = None) -> dict[
     with unsharded(engine.engine.sharded) as view:
         gathered = {name: p.detach().float().clone() for name, p in view.module.named_parameters()}
         alone = TrainEngine(view, settings(case.sections), Ledger(), 1).score(samples(), "old_logprob")
+    reference = engine.model.without_adapters() if isinstance(engine.model, AdaptedModel) else None
     return {
+        "reference": np.concatenate(engine.score(samples(), "ref_logprob", reference)),
         "before": np.concatenate(before),
         "after": np.concatenate(engine.score(samples(), "old_logprob")),
         "gathered_scores": np.concatenate(alone),

@@ -48,8 +48,8 @@ DEPENDS_ON_LAYOUT = {"micro_batches", "micro_batches/no_op", "tokens/laid_out", 
 
 
 @functools.cache
-def reference(family: str, dtype: torch.dtype = torch.float32) -> dict[str, Any]:
-    return updated(Case(family, dtype=dtype))
+def reference(family: str, dtype: torch.dtype = torch.float32, with_adapters: bool = False) -> dict[str, Any]:
+    return updated(Case(family, dtype=dtype, with_adapters=with_adapters))
 
 
 def assert_same(found: dict[str, Any], expected: dict[str, Any], rel: float, atol: float) -> None:
@@ -84,6 +84,28 @@ def test_two_updates_are_the_same_on_every_mesh(mesh: str, ranks: RankPool):
 def test_windows_soft_caps_and_norms_of_heads_divide_over_ranks_too(mesh: str, family: str, ranks: RankPool):
     (found, _) = ranks.run(2, updated, Case(family, MeshSizes(*MESHES[mesh]), num_updates=2))
     assert_same(found, reference(family), rel=2e-5, atol=2e-5)
+
+
+@pytest.mark.parametrize("mesh", ["fsdp 2", "ulysses 2", "hsdp 2 x 2"])
+def test_adapters_alone_are_trained_and_left_out_for_the_reference_on_every_mesh(mesh: str, ranks: RankPool):
+    sizes = MeshSizes(*MESHES[mesh])
+    expected = reference("llama", with_adapters=True)
+    found = ranks.run(sizes.num_ranks, updated, Case("llama", sizes, with_adapters=True))[0]
+    assert all(".lora_" in name for name in found["parameters"])
+    assert_same(found, expected, rel=1e-5, atol=1e-5)
+    np.testing.assert_allclose(found["reference"], found["before"], rtol=1e-5, atol=1e-5)
+
+
+def test_frozen_weights_stay_in_the_working_dtype_beside_float32_masters(ranks: RankPool):
+    """One FSDP part then holds shards of both dtypes."""
+    expected = reference("llama", torch.bfloat16, with_adapters=True)
+    case = Case("llama", MeshSizes(shard=2), dtype=torch.bfloat16, with_adapters=True)
+    (found, _) = ranks.run(2, updated, case)
+    for mine, wanted in zip(found["metrics"], expected["metrics"], strict=True):
+        assert mine["loss/total"] == pytest.approx(wanted["loss/total"], rel=3e-3)
+    for name, parameter in expected["parameters"].items():
+        assert found["parameters"][name].dtype == torch.float32
+        assert (found["parameters"][name] - parameter).abs().mean() < 1e-3, name
 
 
 @pytest.mark.parametrize("mesh", ["fsdp 2", "tp 2", "ulysses 2"])
