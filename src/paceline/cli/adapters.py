@@ -126,6 +126,14 @@ def import_verl_logs(
     _write(import_verl(path, chosen, name), out)
 
 
+@import_app.command("trl")
+def import_trl_logs(path: Source, out: Out = None, name: RunName = None) -> None:
+    """Read TRL's trainer_state.json, event files or console output."""
+    from paceline.adapters.trl.importing import import_trl
+
+    _write(import_trl(path, name), out)
+
+
 @import_app.command("trace")
 def import_torch_traces(
     path: Source,

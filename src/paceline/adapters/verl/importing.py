@@ -5,16 +5,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 from paceline.adapters.run.imported import GIB, ImportedRun, ImportedStep, StageTime
+from paceline.adapters.run.logs import Log, finite, merged, read_tensorboard
 from paceline.adapters.verl import names
-from paceline.adapters.verl.logs import (
-    Log,
-    find_logs,
-    finite,
-    merged,
-    read_console,
-    read_file_logger,
-    read_tensorboard,
-)
+from paceline.adapters.verl.logs import find_logs, read_console, read_file_logger
 from paceline.config.errors import ConfigError
 
 Mode = Literal["auto", "sync", "async"]

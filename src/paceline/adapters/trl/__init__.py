@@ -1,0 +1,1 @@
+"""TRL: its trainer state and logs."""
