@@ -11,6 +11,7 @@ from tiny_runs import WORDS, write_tiny_model
 
 import paceline
 from paceline.cli import main
+from paceline.cli.doctor import examine
 from paceline.config import ConfigError, load_config, load_sft_config
 from paceline.config.schema import Config
 from paceline.config.sft import UNUSED_KEYS
@@ -235,6 +236,7 @@ def test_the_command_line_counts_rows_trains_and_refuses(tmp_path, capsys):
     assert main(["sft", *overrides, "--dry-run"]) == 0
     shown = capsys.readouterr().out
     assert "updates in all   4 on 32 rows" in shown
+    assert "memory per device" in shown and "KV cache" not in shown
     assert not (tmp_path / "runs").exists()
     assert main(["sft", *overrides, "algorithm.name=grpo", "sft.max_steps=1"]) == 0
     assert "run: " in capsys.readouterr().out
@@ -247,6 +249,12 @@ def test_a_finished_run_is_a_recipe_for_another_and_python_runs_it_too(tmp_path)
     again = paceline.sft(first.dir / "config.yaml", run={"name": "again"})
     assert learned(again.dir) == learned(first.dir)
     assert again.figures()["eval_loss_after"] == first.figures()["eval_loss_after"]
+
+
+def test_the_doctor_looks_at_a_supervised_recipe_as_one(tmp_path):
+    checks = {check.name: check for check in examine(str(RECIPE), [])}
+    assert "16 rows per update" in checks["recipe"].found
+    assert "task.reward_workers" not in checks
 
 
 def test_train_refuses_a_supervised_recipe(capsys):

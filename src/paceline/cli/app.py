@@ -89,6 +89,7 @@ def sft(
 
         rows = read_demonstrations(config)
         print(describe_sft(config, len(rows.train), len(rows.evaluation)))
+        print(describe_memory(config))
         return
     from paceline.api import start_sft
 

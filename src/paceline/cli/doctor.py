@@ -23,6 +23,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from paceline.config import Config, ConfigError, batch_arithmetic, decide_old_logprob, load_config
+from paceline.config.sft import is_sft
 
 Status = Literal["OK", "WARN", "FAIL"]
 OK: Status = "OK"
@@ -68,7 +69,8 @@ def examine(recipe: str | None, overrides: Sequence[str]) -> list[Check]:
         except ConfigError as error:
             recipe_checks = [Check(one.key, FAIL, one.line, one.nearest or "") for one in error.problems]
         else:
-            recipe_checks = [check for look in RECIPE_CHECKS for check in look(config)]
+            looks = SFT_CHECKS if is_sft(config) else RECIPE_CHECKS
+            recipe_checks = [check for look in looks for check in look(config)]
     folder = Path(config.run.dir if config is not None else "runs")
     return [*checks, *disk(folder), weights_cache(), *recipe_checks]
 
@@ -250,6 +252,10 @@ def weights_cache() -> Check:
 
 def recipe_sizes(config: Config) -> list[Check]:
     """The recipe is valid; its main sizes."""
+    if is_sft(config):
+        rows, epochs = config.batch.num_prompts, config.sft.num_epochs
+        found = f"valid: supervised, {rows} rows per update, {epochs} epochs"
+        return [Check("recipe", OK, found, "paceline sft RECIPE --dry-run counts the rows and updates")]
     sizes, decision = batch_arithmetic(config), decide_old_logprob(config)
     found = (
         f"valid: {sizes.samples_per_step} samples and {sizes.updates_per_step} updates per step, "
@@ -349,3 +355,6 @@ RECIPE_CHECKS: tuple[Callable[[Config], list[Check]], ...] = (
     recipe_checkpoints,
     recipe_records,
 )
+
+SFT_CHECKS = (recipe_sizes, recipe_model, recipe_files, recipe_device)
+"""Those that mean something to a supervised recipe: it has neither rewards nor a number of steps yet."""

@@ -7,6 +7,7 @@ from paceline.config.arithmetic import batch_arithmetic
 from paceline.config.critic import critic_batch, has_critic
 from paceline.config.parallelism import mesh_sizes
 from paceline.config.schema import BatchSection, Config
+from paceline.config.sft import is_sft
 from paceline.planner.activations import LayerExecution, Recomputation
 from paceline.planner.memory import (
     HeadKind,
@@ -43,11 +44,9 @@ def estimate_run(config: Config, facts: RunFacts, token_budget: int | None = Non
         batch = batch.model_copy(update={"token_budget": token_budget})
     notes: list[str] = []
     actor = trained_model(config, facts, batch)
-    parts = [
-        *estimate_model(actor),
-        *_reference(config, facts, actor),
-        *_rollout(config, facts, actor, notes),
-    ]
+    parts = [*estimate_model(actor), *_reference(config, facts, actor)]
+    if not is_sft(config):  # supervised updates sample nothing
+        parts += _rollout(config, facts, actor, notes)
     if has_critic(config):
         shape = facts.critic_shape or facts.shape
         own_batch = critic_batch(config.model_copy(update={"batch": batch}))
