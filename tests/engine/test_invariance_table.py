@@ -44,7 +44,13 @@ VARIATIONS: dict[str, tuple[str, dict[str, dict[str, Any]]]] = {
     ),
 }
 
-DEPENDS_ON_LAYOUT = {"micro_batches", "micro_batches/no_op", "tokens/laid_out", "tokens/effective_share"}
+DEPENDS_ON_LAYOUT = {
+    "memory/token_budget",
+    "micro_batches",
+    "micro_batches/no_op",
+    "tokens/laid_out",
+    "tokens/effective_share",
+}
 
 
 @functools.cache
@@ -77,6 +83,13 @@ def test_two_updates_are_the_same_on_every_mesh(mesh: str, ranks: RankPool):
     for found in by_rank:
         for case, result in zip(cases, found, strict=True):
             assert_same(result, reference(case.family), rel=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("axes", [(1, 2, 2, 2), (2, 2, 2, 1)], ids=["fsdp x ulysses x tp", "hsdp x ulysses"])
+def test_eight_ranks_along_three_axes(axes: tuple[int, int, int, int], ranks: RankPool):
+    found = ranks.run(8, updated, Case("llama", MeshSizes(*axes)))
+    for result in found:
+        assert_same(result, reference("llama"), rel=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("mesh", ["fsdp 2", "tp 2", "ulysses 2"])
