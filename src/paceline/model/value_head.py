@@ -80,7 +80,11 @@ def load_value_model(
         raise ConfigError(key, settings.path, f"{config.model_type} cannot be used: {family.refusal}")
     _check_num_labels(config, settings.path, key)
     module, head_is_new = _build(settings, config, device, seed, key)
-    model = wrap_model(module, device, family, settings.max_context)
+    return as_value_model(wrap_model(module, device, family, settings.max_context), head_is_new)
+
+
+def as_value_model(model: CausalModel, head_is_new: bool) -> ValueModel:
+    """The same model, a sequence classifier with one label, seen as what gives values."""
     common = {field.name: getattr(model, field.name) for field in fields(CausalModel)}
     # the head is one row, not a vocabulary: FLOPs of a critic's passes count it as such
     common["shape"] = replace(model.shape, vocab_size=1)
