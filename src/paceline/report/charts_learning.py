@@ -60,6 +60,20 @@ SMALL_CHARTS = (
         from_zero=True,
     ),
     _Small("grad", "Gradient norm", (("grad_norm", "before clipping"),)),
+    _Small(
+        "values",
+        "Values against returns",
+        (("values/mean", "values"), ("returns/mean", "returns")),
+        unit="score",
+    ),
+    _Small(
+        "explained-variance", "Critic's explained variance", (("critic/explained_variance", "explained"),)
+    ),
+    _Small("critic-loss", "Critic's loss", (("critic/loss", "loss"),)),
+    _Small(
+        "critic-clip", "Clipped values", (("critic/clip_fraction", "held"),), is_share=True, from_zero=True
+    ),
+    _Small("critic-grad", "Critic's gradient norm", (("critic/grad_norm", "before clipping"),)),
     _Small("effective", "Sample tokens per slot computed", (("tokens/effective_share", "effective share"),)),
     _Small(
         "logprob-difference",
@@ -74,7 +88,7 @@ SMALL_CHARTS = (
         unit="tokens/s",
     ),
     _Small("loss", "Policy loss", (("loss/policy", "loss"),)),
-    _Small("lr", "Learning rate", (("lr", "rate"),)),
+    _Small("lr", "Learning rate", (("lr", "rate"), ("critic/lr", "critic"))),
 )
 
 

@@ -13,6 +13,8 @@ FAULTS = (
     "eval/without_verdict",
     "updates/skipped",
     "updates/empty",
+    "critic/updates/skipped",
+    "critic/updates/empty",
     "groups/dropped_no_verdict",
     "rollout/exhausted",
     "samples/aborted",
@@ -22,6 +24,8 @@ FAULTS = (
 LOSSES = (
     "samples/truncated",
     "samples/overlong",
+    "critic/samples/overlong",
+    "steps/critic_alone",
     "samples/masked",
     "groups/zero_signal",
     "groups/singleton",

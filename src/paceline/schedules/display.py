@@ -18,6 +18,8 @@ _SPARKS = "▁▂▃▄▅▆▇█"
 _STAGE_COLOURS = {
     "rollout": "cyan",
     "update_actor": "green",
+    "update_critic": "bright_green",
+    "values": "bright_yellow",
     "reward": "magenta",
     "old_logprob": "yellow",
     "ref_logprob": "yellow",

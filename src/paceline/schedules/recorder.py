@@ -25,6 +25,7 @@ _SHOWN = (
     ("response tokens", "response_length/mean", ".1f"),
     ("accuracy held-out", "eval/accuracy", ".1%"),
     ("entropy", "entropy", ".2f"),
+    ("explained variance", "critic/explained_variance", ".2f"),
 )
 
 
