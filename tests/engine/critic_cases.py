@@ -11,7 +11,7 @@ from transformers import AutoModelForSequenceClassification
 
 from paceline.engine.critic import CriticEngine
 from paceline.engine.samples import TrainSample
-from paceline.engine.shards import whole
+from paceline.engine.shards import full_tensor
 from paceline.model.families import check_family
 from paceline.model.loading import wrap_model
 from paceline.model.value_head import ValueModel, as_value_model
@@ -61,8 +61,7 @@ def critic_updated(case: Case) -> dict[str, Any]:
         "after": np.concatenate([sample.values for sample in engine.with_values(samples())]),
         "metrics": history,
         "parameters": {
-            name: whole(master, optimizer.working()[name]).float().clone()
-            for name, master in optimizer.masters().items()
+            name: full_tensor(master).float().clone() for name, master in optimizer.masters().items()
         },
         "state": optimizer.state(),
     }
