@@ -1,5 +1,6 @@
 """What the ranks run in tests of a critic over many ranks: the same updates as one rank, on any mesh."""
 
+import copy
 from dataclasses import replace
 from typing import Any
 
@@ -21,7 +22,8 @@ from paceline.telemetry.metrics import MetricAccumulator
 
 def tiny_critic(case: Case) -> ValueModel:
     """The family's tiny decoder with a scalar head that says something."""
-    config = type(FAMILIES[case.family])(**{**FAMILIES[case.family].to_dict(), "num_labels": 1})
+    config = copy.deepcopy(FAMILIES[case.family])
+    config.num_labels = 1
     torch.manual_seed(0)
     module = AutoModelForSequenceClassification.from_config(config, dtype=case.dtype)
     torch.nn.init.normal_(module.score.weight, std=0.3)

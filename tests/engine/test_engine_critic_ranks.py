@@ -30,7 +30,7 @@ VARIATIONS: dict[str, tuple[str, dict[str, dict[str, Any]]]] = {
     ),
     "padded": ("qwen2", {**PPO, "batch": {"layout": "padded"}}),
 }
-DEPENDS_ON_LAYOUT = ("critic/micro_batches", "critic/tokens", "critic/samples")
+DEPENDS_ON_LAYOUT = ("critic/micro_batches", "critic/tokens", "critic/samples", "critic/memory")
 
 
 @functools.cache
