@@ -100,10 +100,7 @@ def test_event_files_give_the_times_between_steps(tmp_path: Path) -> None:
     assert run.steps[0].wall_s == history()[0]["step_time"]  # the state's, not float32
     (ledger,) = read_ledger(write_run(run, tmp_path / "run"))
     gaps = [s.wall_s for p in ledger.processes for s in p.sections if s.step is None and not s.stages]
-    assert (
-        gaps == pytest.approx([0.5, 0.5, 0.5 - history()[3]["eval_runtime"], 0.5, 0.5], abs=1e-3)
-        or len(gaps) == 5
-    )
+    assert gaps == pytest.approx([0.5] * 5, abs=1e-3)
 
 
 def test_a_trainer_without_step_times_has_metrics_only(tmp_path: Path) -> None:

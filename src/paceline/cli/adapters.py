@@ -157,6 +157,18 @@ def import_torch_traces(
     print(f"run: {folder}")
 
 
+@import_app.command("rows")
+def import_timeline_rows(path: Source, out: Out = None, name: RunName = None) -> None:
+    """Read timeline rows (role, name, rank, begin, end) of RL-Insight: .csv, .jsonl, .json or .parquet."""
+    from paceline.adapters.traces.timeline_rows import import_rows, write_rows
+
+    run = import_rows(path, name)
+    folder = write_rows(run, out or Path("runs") / f"imported-{run.name}")
+    for note in run.notes:
+        print(f"note: {note}")
+    print(f"run: {folder}")
+
+
 def _write(run: ImportedRun, out: Path | None) -> None:
     from paceline.adapters.run import write_run
 

@@ -30,16 +30,20 @@ def write_run(run: ImportedRun, run_dir: Path) -> Path:
     Raises:
         ConfigError: the folder holds something already; nothing is overwritten.
     """
-    if run_dir.exists() and any(run_dir.iterdir()):
-        raise ConfigError("--out", str(run_dir), "must be empty or not exist; nothing is overwritten")
-    run_dir.mkdir(parents=True, exist_ok=True)
+    new_folder(run_dir)
     notes = list(run.notes)
-    (run_dir / "ledger").mkdir()
     write_lines(run_dir / "ledger" / "rank0.jsonl", _ledger(run, notes))
     write_lines(run_dir / METRICS_FILE, (_metrics(step) for step in run.steps if step.metrics))
     write_lines(run_dir / FOREIGN_FILE, (_foreign(step) for step in run.steps if step.foreign))
     write_heads(run, run_dir, notes, sum(step.wall_s is not None for step in run.steps))
     return run_dir
+
+
+def new_folder(run_dir: Path) -> None:
+    """Makes the run's folder with `ledger/` in it. Raises `ConfigError` when it holds something already."""
+    if run_dir.exists() and any(run_dir.iterdir()):
+        raise ConfigError("--out", str(run_dir), "must be empty or not exist; nothing is overwritten")
+    (run_dir / "ledger").mkdir(parents=True, exist_ok=True)
 
 
 def write_heads(run: ImportedRun, run_dir: Path, notes: list[str], num_steps: int) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from paceline.adapters.run.imported import ImportedRun
-from paceline.adapters.run.writing import VERSION, write_heads, write_lines
+from paceline.adapters.run.writing import VERSION, new_folder, write_heads, write_lines
 from paceline.adapters.traces.ranges import Laid, Range, lay_out, section_lines
 from paceline.adapters.traces.stage_names import stage_of
 from paceline.config.errors import ConfigError
@@ -303,10 +303,8 @@ def write_profile(run: ProfiledRun, run_dir: Path) -> Path:
     Raises:
         ConfigError: the folder holds something already; nothing is overwritten.
     """
-    if run_dir.exists() and any(run_dir.iterdir()):
-        raise ConfigError("--out", str(run_dir), "must be empty or not exist; nothing is overwritten")
-    for folder in ("ledger", CAUSES_FOLDER):
-        (run_dir / folder).mkdir(parents=True, exist_ok=True)
+    new_folder(run_dir)
+    (run_dir / CAUSES_FOLDER).mkdir()
     for rank in run.ranks:
         write_lines(run_dir / "ledger" / f"rank{rank.rank}.jsonl", _ledger_lines(rank))
         write_lines(run_dir / CAUSES_FOLDER / f"rank{rank.rank}.jsonl", _cause_lines(rank))
