@@ -190,7 +190,8 @@ def test_kill_minus_nine_at_any_moment_loses_nothing(tmp_path):
         "run_training(load_config(None, sections=json.load(open(sys.argv[1]))))"
     )
     command = [sys.executable, "-c", program, str(tmp_path / "sections.json")]
-    environment = {**os.environ, "PYTHONPATH": str(TESTS / "model")}
+    paths = [str(TESTS / "model"), os.environ.get("PYTHONPATH", "")]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
     run_dir = Path(sections["run"]["dir"]) / "r"
     moments = random.Random(0)
     for _ in range(int(os.environ.get("PACELINE_NUM_KILLS", "3"))):
@@ -266,7 +267,7 @@ def test_a_gradient_that_is_not_finite_skips_the_update_and_a_run_of_them_stops(
         output = original(*args)
         calls.append(1)
         scale = float("nan") if len(calls) == 3 else 1.0
-        return type(output)(loss=output.loss * scale, metrics=output.metrics)
+        return type(output)(loss=output.loss * scale, pending=output.pending)
 
     monkeypatch.setattr(trainer, "policy_objective", poisoned)
     result = train(tmp_path, run={"num_steps": 5}, task={"eval_size": 0})

@@ -3,6 +3,7 @@
 Shapes: T response tokens of a micro-batch.
 """
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -11,6 +12,21 @@ from torch import Tensor
 from paceline.algorithms.kl import kl_estimate
 from paceline.algorithms.losses import LOSSES, LossInputs, LossTerms
 from paceline.config.schema import AlgorithmSection
+
+Metrics = dict[str, tuple[float, float]]
+"""Name to (value, weight)."""
+
+
+@dataclass(frozen=True, slots=True)
+class PendingMetrics:
+    """Numbers that are still being computed on the device: asking for them makes the host wait, so ask last."""
+
+    values: Tensor
+    read: Callable[[Sequence[float]], Metrics]
+
+    def resolve(self) -> Metrics:
+        """The metrics, in one transfer."""
+        return self.read(self.values.tolist())
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +40,12 @@ class ObjectiveOutput:
     """
 
     loss: Tensor
-    metrics: dict[str, tuple[float, float]]
+    pending: PendingMetrics
+
+    @property
+    def metrics(self) -> Metrics:
+        """The metrics now; waits for the device."""
+        return self.pending.resolve()
 
 
 def policy_objective(
@@ -56,7 +77,7 @@ def policy_objective(
         )
     loss = torch.stack(list(sums.values())).sum()
     return ObjectiveOutput(
-        loss, _to_metrics({"loss/total": loss, **sums}, token_means, policy.ratio_T, out_T)
+        loss, _pending_metrics({"loss/total": loss, **sums}, token_means, policy.ratio_T, out_T)
     )
 
 
@@ -95,17 +116,20 @@ def _policy_means(inputs: LossInputs, policy: LossTerms, settings: AlgorithmSect
     }
 
 
-def _to_metrics(
+def _pending_metrics(
     sums: dict[str, Tensor], token_means: dict[str, Tensor], ratio_T: Tensor, out_T: Tensor
-) -> dict[str, tuple[float, float]]:
-    """Brings every number to the host in one transfer."""
+) -> PendingMetrics:
     # ratios are positive, so a zero stands for no loss token at all, where max would have nothing to look at
     highest = torch.cat([ratio_T.masked_fill(out_T, 0.0), ratio_T.new_zeros(1)]).max()
     scalars = [*sums.values(), *(value_T.sum() for value_T in token_means.values()), highest, (~out_T).sum()]
-    *values, max_ratio, count = torch.stack([scalar.detach().double() for scalar in scalars]).tolist()
-    metrics = {name: (value, 1.0) for name, value in zip(sums, values, strict=False)}
-    if count:
-        totals = values[len(sums) :]
-        metrics |= {name: (total / count, count) for name, total in zip(token_means, totals, strict=True)}
-        metrics["ratio/max"] = (max_ratio, count)
-    return metrics
+
+    def read(numbers: Sequence[float]) -> Metrics:
+        *values, max_ratio, count = numbers
+        metrics = {name: (value, 1.0) for name, value in zip(sums, values, strict=False)}
+        if count:
+            totals = values[len(sums) :]
+            metrics |= {name: (total / count, count) for name, total in zip(token_means, totals, strict=True)}
+            metrics["ratio/max"] = (max_ratio, count)
+        return metrics
+
+    return PendingMetrics(torch.stack([scalar.detach().double() for scalar in scalars]), read)

@@ -151,3 +151,29 @@ def header_length(prompts: Sequence[Sequence[int]], min_header: int = 16) -> int
     while length < limit and first[length] == last[length]:
         length += 1
     return length if length >= min_header else 0
+
+
+def join_only_children(segments: Sequence[Segment]) -> list[Segment]:
+    """The same tree with every segment that has one child joined with it: what nobody else shares is one sequence.
+
+    `segments` stand in row order, parents before children, a parent right before its first child.
+    """
+    num_children = [0] * len(segments)
+    for segment in segments:
+        if segment.parent >= 0:
+            num_children[segment.parent] += 1
+    joined: list[Segment] = []
+    place: list[int] = []
+    for segment in segments:
+        parent = segment.parent
+        if parent >= 0 and num_children[parent] == 1:
+            above = joined[place[parent]]
+            length = above.length + segment.length
+            joined[place[parent]] = Segment(above.start, length, above.parent, "sequence")
+            place.append(place[parent])
+        else:
+            place.append(len(joined))
+            joined.append(
+                Segment(segment.start, segment.length, -1 if parent < 0 else place[parent], segment.kind)
+            )
+    return joined

@@ -12,7 +12,8 @@ _QWEN3: dict[str, tuple[int, int, int, int, bool]] = {
     "qwen3-4b": (2560, 36, 32, 9728, True),
     "qwen3-8b": (4096, 36, 32, 12288, False),
 }
-SHAPES = (*_QWEN3, "llama3-8b")
+SHAPES = (*_QWEN3, "llama3-8b", "tiny")
+"""`tiny` is no published model: it shows on any machine that a benchmark runs."""
 
 
 def shape_config(name: str) -> PretrainedConfig:
@@ -33,6 +34,17 @@ def shape_config(name: str) -> PretrainedConfig:
             rope_parameters={"rope_type": "default", "rope_theta": 500_000.0},
             max_position_embeddings=8192,
             tie_word_embeddings=False,
+        )
+    if name == "tiny":
+        return Qwen3Config(
+            vocab_size=512,
+            hidden_size=64,
+            num_hidden_layers=2,
+            num_attention_heads=4,
+            num_key_value_heads=2,
+            head_dim=16,
+            intermediate_size=128,
+            tie_word_embeddings=True,
         )
     if name not in _QWEN3:
         raise ConfigError("--model", name, f"is none of the shapes {', '.join(SHAPES)}", "qwen3-1.7b")

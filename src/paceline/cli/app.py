@@ -5,14 +5,14 @@ torch.
 """
 
 import json
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from paceline.cli.adapters import import_app, lint_app, translate_app
+from paceline.cli.bench import bench_app
 from paceline.cli.endings import (
     DONE,
     FAILED,
@@ -44,6 +44,7 @@ app = typer.Typer(
 app.add_typer(lint_app, name="lint")
 app.add_typer(translate_app, name="translate")
 app.add_typer(import_app, name="import")
+app.add_typer(bench_app, name="bench")
 
 Recipe = Annotated[str, typer.Argument(help="YAML recipe; settings are also given as section.key=value.")]
 Overrides = Annotated[
@@ -126,48 +127,6 @@ def doctor(
         print_checks(checks)
     if any(check.status == FAIL for check in checks):
         raise typer.Exit(REFUSED)
-
-
-@app.command("bench")
-def bench(
-    what: Annotated[str, typer.Argument(help="step: whole GRPO steps on a fixed workload.")],
-    model: Annotated[str, typer.Option(help="Model folder or id; default: the demo's weights.")] = "",
-    num_prompts: Annotated[int, typer.Option(min=1)] = 4,
-    num_samples: Annotated[int, typer.Option(min=2)] = 4,
-    new_tokens: Annotated[int, typer.Option(min=1)] = 64,
-    num_steps: Annotated[int, typer.Option(min=1, help="The first one warms up.")] = 6,
-    dtype: Annotated[str, typer.Option(help="float32 or bfloat16.")] = "bfloat16",
-    num_examples: Annotated[int, typer.Option(min=0, help="Worked examples in every prompt.")] = 4,
-    peer: Annotated[str | None, typer.Option(help="trl: the same workload in its own environment.")] = None,
-    as_json: AsJson = False,
-) -> None:
-    """Measure this machine on a fixed workload."""
-    if what != "step":
-        raise ConfigError("bench", what, "there is one benchmark so far", "step")
-    if dtype not in ("float32", "bfloat16"):
-        raise ConfigError("--dtype", dtype, "must be float32 or bfloat16", "bfloat16")
-    if peer not in (None, "trl"):
-        raise ConfigError("--peer", peer, "there is one peer so far", "trl")
-    from paceline.bench.step import bench_step
-    from paceline.demo.weights import ensure_smollm2
-
-    path = model or str(ensure_smollm2())
-    with tempfile.TemporaryDirectory(prefix="paceline-bench-") as folder:
-        result = bench_step(
-            path, num_prompts, num_samples, new_tokens, num_steps, dtype, num_examples, peer, Path(folder)
-        )
-    print(json.dumps(result, indent=2) if as_json else _bench_text(result))
-
-
-def _bench_text(result: dict[str, Any]) -> str:
-    ours = result["paceline"]
-    lines = [f"paceline  {ours['median_s']:8.2f} s per step"]
-    lines += [f"  {stage:<14} {seconds:8.3f} s" for stage, seconds in ours["stages"].items()]
-    if peer := result.get("trl"):
-        lines.append(f"trl {peer['version']}  {peer['median_s']:8.2f} s per step")
-        lines += [f"  {part:<14} {seconds:8.3f} s" for part, seconds in peer["parts_s"].items()]
-        lines.append(f"ratio     {result['ratio']:8.2f}")
-    return "\n".join(lines)
 
 
 @app.command("config")

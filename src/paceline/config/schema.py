@@ -253,9 +253,12 @@ class OptimizerSection(Section):
 
 
 class TrainSection(OptimizerSection):
+    preset: Literal["fast", "plain"] = "fast"
+    """fast: on CUDA, fused layers (Llama, Mistral, Qwen2, Qwen3), head and loss in one pass and a fused optimiser;
+    plain: transformers' own layers and torch's optimiser, the slow reference. The same on a CPU."""
     max_skipped_updates: Positive = 5
     """Stop with an error after so many consecutive updates skipped for a non-finite gradient."""
-    logprob_chunk: Positive = 1024
+    logprob_chunk: Positive = 2048
     """Response tokens per chunk of the log-prob head; its peak extra memory is chunk x vocabulary."""
     activation_offload: bool = False
     """Keep activations on the host between forward and backward pass, copied while the device computes (after

@@ -8,13 +8,14 @@ Shapes: R response tokens of a micro-batch, in the order of its members.
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from paceline.algorithms.objective import Metrics, PendingMetrics
 from paceline.config.schema import BatchSection, TrainSection
 from paceline.engine.activation_offload import ActivationOffload
 from paceline.engine.distribution import Shares, distribute
@@ -36,6 +37,7 @@ from paceline.engine.sharding import reduce_over_replicas, reshard, shard_model
 from paceline.model.inputs import ModelInputs
 from paceline.model.loading import CausalModel
 from paceline.model.lora import AdaptedModel
+from paceline.model.transfer import to_device
 from paceline.telemetry.flops import forward_flops, train_flops
 from paceline.telemetry.ledger import Ledger, Span
 from paceline.telemetry.metrics import MetricAccumulator
@@ -50,14 +52,33 @@ Read = Callable[[CausalModel, ModelInputs], tuple[Tensor, ...]]
 @dataclass(frozen=True, slots=True)
 class LossOutput:
     """`loss` is a partial sum over the mini-batch's global denominator: those of all micro-batches and ranks add up.
-    `metrics` are name to (value, weight), of these members only."""
+    `metrics` are name to (value, weight), of these members only; `pending` are those still on the device, read once
+    the whole update is on its way."""
 
     loss: Tensor
-    metrics: dict[str, tuple[float, float]]
+    metrics: Metrics = field(default_factory=dict)
+    pending: tuple[PendingMetrics, ...] = ()
 
 
 LossOf = Callable[[tuple[Tensor, ...], Sequence[S]], LossOutput]
 """(what `Read` returned, the micro-batch's members) -> loss and metrics."""
+
+
+@dataclass(frozen=True, slots=True)
+class Accumulated:
+    """What a pass over a mini-batch left behind beside its gradients."""
+
+    plan: BatchPlan
+    num_slots: int
+    count: int
+    """Micro-batches that every rank ran, those without a sample included."""
+    metrics: MetricAccumulator
+    readers: tuple[Callable[[], list[Metrics]], ...]
+
+    def read_metrics(self) -> Iterator[Metrics]:
+        """Every micro-batch's metrics; waits for the device."""
+        for reader in self.readers:
+            yield from reader()
 
 
 class ModelEngine:
@@ -147,28 +168,31 @@ class ModelEngine:
     ) -> UpdateOutcome:
         """One optimiser update on the samples of a mini-batch that have a gradient (none: moments and decay act)."""
         with self._ledger.span(stage) as span:
-            while not self._accumulate(samples, stage, read, loss_of, metrics, span):
+            while (done := self.accumulate(samples, stage, read, loss_of, span)) is None:
                 self.optimizer.zero_grad()
                 give_back_memory(self.model.device)
                 metrics.add(f"{self._prefix}memory/out_of_memory_retries", 1)
             with self._ledger.span(stage, "optimizer"):
                 outcome = self.optimizer.step()
+            metrics.merge(done.metrics)
+            if self.mesh.reports_share:
+                for part in done.read_metrics():  # only now: reading a number waits for everything before it
+                    for name, (value, weight) in part.items():
+                        metrics.add(name, value, weight)
+            self._record_plan(done, metrics)
             self._record_outcome(outcome, metrics)
         return outcome
 
-    def _accumulate(
-        self,
-        samples: Sequence[S],
-        stage: Stage,
-        read: Read,
-        loss_of: LossOf[S],
-        metrics: MetricAccumulator,
-        span: Span,
-    ) -> bool:
-        """Adds the gradients and metrics of a mini-batch. False: memory ran out, the budget is smaller now, and only
-        gradients are left to drop."""
+    def accumulate(
+        self, samples: Sequence[S], stage: Stage, read: Read, loss_of: LossOf[S], span: Span
+    ) -> Accumulated | None:
+        """Forward and backward of every micro-batch, largest first; the gradients wait for the optimiser's step.
+
+        None: memory ran out, the budget is smaller now, and the gradients there are must be dropped.
+        """
         own, plan, count = self._plan(samples, self.budget.tokens)
         found, largest = MetricAccumulator(), 0
+        readers: list[Callable[[], list[Metrics]]] = []
         slots: list[int] = []
         work: list[tuple[int, float]] = []
         try:
@@ -180,7 +204,7 @@ class ModelEngine:
                 micro_batch = self._build(own, *plan.rows[number])
                 largest = max(largest, micro_batch.num_slots)
                 members = [own[index] for index in micro_batch.order]
-                self._forward_backward(micro_batch, members, stage, read, loss_of, found)
+                readers.append(self._forward_backward(micro_batch, members, stage, read, loss_of, found))
                 work.append(self._work(micro_batch, is_training=True))
                 slots.append(micro_batch.num_slots)
         except RuntimeError as error:
@@ -189,11 +213,9 @@ class ModelEngine:
         if len(slots) < len(plan.rows):
             # outside the handler: its traceback would keep every tensor of the failed pass alive
             self.budget.shrink(largest or self.budget.tokens, own, self._train)
-            return False
-        self._record_plan(plan, sum(slots), count, found)
-        metrics.merge(found)
+            return None
         span.add(tokens=sum(tokens for tokens, _ in work), flops=sum(flops for _, flops in work))
-        return True
+        return Accumulated(plan, sum(slots), count, found, tuple(readers))
 
     def _plan(self, samples: Sequence[S], budget: int) -> tuple[list[S], BatchPlan, int]:
         """This rank's samples, its micro-batches, and the number of micro-batches that every rank runs."""
@@ -242,14 +264,14 @@ class ModelEngine:
         read: Read,
         loss_of: LossOf[S],
         metrics: MetricAccumulator,
-    ) -> None:
+    ) -> Callable[[], list[Metrics]]:
+        """Adds a micro-batch's gradients; returns how to read its metrics."""
         with self._ledger.span(stage, "forward"), self._kept_activations(metrics):
             output = loss_of(read(self.model, micro_batch.inputs), members)
         with self._ledger.span(stage, "backward"):
             output.loss.backward()
-        if self.mesh.reports_share:
-            for name, (value, weight) in output.metrics.items():
-                metrics.add(name, value, weight)
+        known, pending = output.metrics, output.pending  # not the output: its loss holds the graph
+        return lambda: [known, *(part.resolve() for part in pending)]
 
     @contextmanager
     def _kept_activations(self, metrics: MetricAccumulator) -> Iterator[None]:
@@ -262,17 +284,19 @@ class ModelEngine:
             yield
         metrics.add("memory/activation_bytes_offloaded", self._offload.moved_bytes - before)
 
-    def _record_plan(self, plan: BatchPlan, num_slots: int, count: int, metrics: MetricAccumulator) -> None:
+    def _record_plan(self, done: Accumulated, metrics: MetricAccumulator) -> None:
         """Effective-token share: samples' own tokens over computed positions, above 1 where prefixes are shared."""
         if not self.mesh.reports_share:
             return
-        metrics.add(f"{self._prefix}micro_batches", len(plan.rows))
-        metrics.add(f"{self._prefix}micro_batches/no_op", count - len(plan.rows))
+        metrics.add(f"{self._prefix}micro_batches", len(done.plan.rows))
+        metrics.add(f"{self._prefix}micro_batches/no_op", done.count - len(done.plan.rows))
         metrics.add(f"{self._prefix}memory/token_budget", self.budget.tokens)
-        metrics.add(f"{self._prefix}tokens/laid_out", num_slots)
-        metrics.add(f"{self._prefix}samples/overlong", plan.num_overlong)
-        if num_slots:
-            metrics.add(f"{self._prefix}tokens/effective_share", plan.num_tokens / num_slots, num_slots)
+        metrics.add(f"{self._prefix}tokens/laid_out", done.num_slots)
+        metrics.add(f"{self._prefix}samples/overlong", done.plan.num_overlong)
+        if done.num_slots:
+            metrics.add(
+                f"{self._prefix}tokens/effective_share", done.plan.num_tokens / done.num_slots, done.num_slots
+            )
 
     def _record_outcome(self, outcome: UpdateOutcome, metrics: MetricAccumulator) -> None:
         if not self.mesh.is_first:
@@ -306,4 +330,4 @@ def concatenate(arrays: Sequence[FloatArray | None], device: torch.device) -> Te
         return None
     if len(present) != len(arrays):
         raise ValueError("some samples of a micro-batch carry this value and some do not")
-    return torch.from_numpy(np.concatenate(present)).to(device)
+    return to_device(torch.from_numpy(np.concatenate(present)), device)

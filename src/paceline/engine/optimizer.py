@@ -6,7 +6,7 @@ their shards are float32, and each rank's optimiser works on the plain tensors o
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from paceline.config.schema import TrainSection
+from paceline.engine.fused_adam import fused_adam
 from paceline.engine.lr_schedule import learning_rate
 from paceline.engine.mesh import RankMesh
 from paceline.engine.shards import local_part, num_copies, part_of, spread_like
@@ -62,25 +63,38 @@ class MasterAdamW:
             for name, p in self._working.items()
             if p.dtype != torch.float32 and not isinstance(p, DTensor)
         ]
+        self._collected: dict[str, Tensor] = {}
         for name in self._separate:
-            _collect_gradient_in_float32(self._working[name], self._masters[name])
-        decayed = [p for p in self._masters.values() if p.dim() >= 2]
-        plain = [p for p in self._masters.values() if p.dim() < 2]
-        self._adam = torch.optim.AdamW(
-            [
-                {"params": decayed, "weight_decay": settings.weight_decay},
-                {"params": plain, "weight_decay": 0.0},
-            ],
-            lr=settings.lr,
-            betas=settings.betas,
-            eps=settings.eps,
-            fused=True,
-        )
+            self._collect(name)
+        self._fused = None if self._sharded else fused_adam(self._masters, settings)
+        self._adam = None if self._fused else _torch_adam(self._masters, settings)
         self.update_index = 0
         self.consecutive_skips = 0
 
+    def _collect(self, name: str) -> None:
+        """Takes every micro-batch's gradient of a working weight at once; a second one makes the sum float32.
+
+        A gradient that came in one piece stays in the working dtype: its float32 copy would hold the same numbers.
+        """
+
+        def collect(parameter: Tensor) -> None:
+            gradient, parameter.grad = parameter.grad, None
+            assert gradient is not None
+            before = self._collected.get(name)
+            if before is not None:
+                total = before if before.dtype == torch.float32 else before.float()
+                self._collected[name] = total.add_(gradient)
+            elif several_ranks:  # it will be summed over ranks, which bfloat16 would round
+                self._collected[name] = gradient.float()
+            else:
+                self._collected[name] = gradient
+
+        several_ranks = self._mesh.world_size > 1
+        self._working[name].register_post_accumulate_grad_hook(collect)
+
     def zero_grad(self) -> None:
         """Forgets accumulated gradients."""
+        self._collected.clear()
         for name, master in self._masters.items():
             master.grad = None
             self._working[name].grad = None
@@ -95,23 +109,41 @@ class MasterAdamW:
             TooManySkippedUpdatesError: `train.max_skipped_updates` skips in a row.
         """
         self._take_sharded_gradients()
-        gradients = [m.grad for m in self._masters.values() if m.grad is not None]
-        grad_norm = self._gradient_norm()
+        gradients = {
+            name: gradient
+            for name, master in self._masters.items()
+            if (gradient := self._collected.get(name, master.grad)) is not None
+        }
+        norm = self._gradient_norm(gradients)
         lr = learning_rate(self._settings, self.update_index, self._num_updates)
         self.update_index += 1
+        if self._fused is not None:  # decides on the device whether to skip, so the host need not wait here
+            self._fused.apply(gradients, self._working, norm, lr)
+        grad_norm = float(norm)
         if not math.isfinite(grad_norm):
             return self._skip(grad_norm, lr)
         self.consecutive_skips = 0
-        self._fill_missing_gradients()
+        if self._fused is not None:
+            self._fused.num_applied += 1
+        else:
+            self._apply_with_torch(gradients, grad_norm, lr)
+        self.zero_grad()
+        return UpdateOutcome(grad_norm, lr, skipped=False)
+
+    def _apply_with_torch(self, gradients: Mapping[str, Tensor], grad_norm: float, lr: float) -> None:
+        assert self._adam is not None
+        for name, master in self._masters.items():
+            # a parameter no token reached has gradient zero, not none: moments and decay still act on it
+            found = gradients.get(name)
+            master.grad = torch.zeros_like(master) if found is None else found.to(master.dtype)
         limit = self._settings.grad_clip
         if limit and grad_norm > limit:
-            torch._foreach_mul_(gradients, limit / (grad_norm + 1e-6))
+            scaled = [m.grad for m in self._masters.values() if m.grad is not None]
+            torch._foreach_mul_(scaled, limit / (grad_norm + 1e-6))
         for group in self._adam.param_groups:
             group["lr"] = lr
         self._adam.step()
         self._publish()
-        self.zero_grad()
-        return UpdateOutcome(grad_norm, lr, skipped=False)
 
     def _take_sharded_gradients(self) -> None:
         """Moves the gradients of sharded parameters to their masters, summed over ranks where they are partial."""
@@ -122,21 +154,19 @@ class MasterAdamW:
                 self._working[name].grad = None
         if self._mesh.tp_group is not None:
             for name in sorted(self._partly_seen):
-                if (partial := self._masters[name].grad) is not None:
+                if (partial := self._collected.get(name, self._masters[name].grad)) is not None:
                     dist.all_reduce(partial, group=self._mesh.tp_group)
 
-    def _gradient_norm(self) -> float:
-        """Norm over all parameters, each counted once however many ranks hold it; the same float on every rank."""
-        with_gradient = {name: m.grad for name, m in self._masters.items() if m.grad is not None}
-        if not with_gradient:
-            return 0.0
-        gradients = list(with_gradient.values())
+    def _gradient_norm(self, gradients: Mapping[str, Tensor]) -> Tensor:
+        """Norm over all parameters, float32, each counted once however many ranks hold it; the same on every rank."""
+        if not gradients:
+            return torch.zeros(())
         if self._mesh.world_size == 1:
-            return float(torch.nn.utils.get_total_norm(gradients))
-        copies = [num_copies(self._working[name], self._mesh.world_size) for name in with_gradient]
-        squares = torch.stack(torch._foreach_norm(gradients)).square()
+            return _total_norm(list(gradients.values()))
+        copies = [num_copies(self._working[name], self._mesh.world_size) for name in gradients]
+        squares = torch.stack(torch._foreach_norm(list(gradients.values()))).square()
         total = (squares / torch.tensor(copies, dtype=squares.dtype, device=squares.device)).sum()
-        return float(self._mesh.sum(total).sqrt())
+        return self._mesh.sum(total).sqrt()
 
     def _skip(self, grad_norm: float, lr: float) -> UpdateOutcome:
         self.zero_grad()
@@ -147,12 +177,6 @@ class MasterAdamW:
                 "(train.max_skipped_updates); the weights are those before the first of them"
             )
         return UpdateOutcome(grad_norm, lr, skipped=True)
-
-    def _fill_missing_gradients(self) -> None:
-        """A parameter no token reached has gradient zero, not none: moments and decay still act on it."""
-        for master in self._masters.values():
-            if master.grad is None:
-                master.grad = torch.zeros_like(master)
 
     @torch.no_grad()
     def _publish(self) -> None:
@@ -171,6 +195,9 @@ class MasterAdamW:
 
     def moments(self) -> dict[str, Tensor]:
         """Adam's moments, `{name}.exp_avg` and `{name}.exp_avg_sq`, as the masters; empty before the first update."""
+        if self._fused is not None:
+            return self._fused.moments()
+        assert self._adam is not None
         found: dict[str, Tensor] = {}
         for name, master in self._masters.items():
             state = self._adam.state.get(master)
@@ -179,13 +206,21 @@ class MasterAdamW:
                     found[f"{name}.{moment}"] = spread_like(state[moment], self._working[name])
         return found
 
-    def state(self) -> dict[str, int]:
-        """Counters that belong to the masters and moments."""
+    @property
+    def num_applied(self) -> int:
+        """Updates that were not skipped."""
+        if self._fused is not None:
+            return self._fused.num_applied
+        assert self._adam is not None
         steps = {int(state["step"]) for state in self._adam.state.values()} or {0}
         (num_applied,) = steps
+        return num_applied
+
+    def state(self) -> dict[str, int]:
+        """Counters that belong to the masters and moments."""
         return {
             "update_index": self.update_index,
-            "num_applied": num_applied,
+            "num_applied": self.num_applied,
             "consecutive_skips": self.consecutive_skips,
         }
 
@@ -205,7 +240,7 @@ class MasterAdamW:
         for name, master in self._masters.items():
             like = self._working[name]
             master.copy_(part_of(masters[name], like))
-            if state["num_applied"]:
+            if state["num_applied"] and self._adam is not None:
                 self._adam.state[master] = {
                     "step": torch.tensor(float(state["num_applied"]), device=master.device),
                     **{
@@ -213,6 +248,8 @@ class MasterAdamW:
                         for moment in _MOMENTS
                     },
                 }
+        if self._fused is not None:
+            self._fused.load(moments, state["num_applied"])
         self._publish()
 
 
@@ -228,15 +265,24 @@ def _master_of(parameter: nn.Parameter) -> Tensor:
     return nn.Parameter(parameter.detach().float(), requires_grad=False)
 
 
-def _collect_gradient_in_float32(working: nn.Parameter, master: Tensor) -> None:
-    """Adds every micro-batch's gradient to a float32 sum and frees the working dtype's gradient at once."""
+def _torch_adam(masters: Mapping[str, Tensor], settings: TrainSection) -> torch.optim.AdamW:
+    decayed = [p for p in masters.values() if p.dim() >= 2]
+    plain = [p for p in masters.values() if p.dim() < 2]
+    return torch.optim.AdamW(
+        [
+            {"params": decayed, "weight_decay": settings.weight_decay},
+            {"params": plain, "weight_decay": 0.0},
+        ],
+        lr=settings.lr,
+        betas=settings.betas,
+        eps=settings.eps,
+        fused=True,
+    )
 
-    def collect(parameter: Tensor) -> None:
-        assert parameter.grad is not None
-        if master.grad is None:
-            master.grad = parameter.grad.float()
-        else:
-            master.grad += parameter.grad
-        parameter.grad = None
 
-    working.register_post_accumulate_grad_hook(collect)
+def _total_norm(gradients: Sequence[Tensor]) -> Tensor:
+    """Norm of all gradients together, float32, on their device."""
+    if all(gradient.dtype == torch.float32 for gradient in gradients):
+        return torch.nn.utils.get_total_norm(gradients)
+    norms = torch._foreach_norm(list(gradients), 2.0, dtype=torch.float32)
+    return torch.linalg.vector_norm(torch.stack(list(norms)))

@@ -22,6 +22,7 @@ from torch.utils.checkpoint import (
 )
 
 from paceline.config.schema import SelectiveKeep, TrainSection
+from paceline.model.fused.layers import is_fused, keep_policies
 
 Forward = Callable[..., Any]
 Contexts = tuple[AbstractContextManager[Any], AbstractContextManager[Any]]
@@ -57,6 +58,8 @@ def apply_recompute(layers: Sequence[nn.Module], settings: TrainSection) -> int:
     Calls without gradients (scoring, rollout) are not touched. Random numbers are not replayed: models are in
     evaluation mode and have no dropout.
     """
+    if settings.gradient_checkpointing == "selective" and is_fused(layers):
+        return _choose_kept(layers, settings.selective_keep)
     chosen = recomputed_layers(len(layers), settings)
     contexts = _context_factory(settings)
     of_class = _recomputing_method(contexts)
@@ -65,6 +68,16 @@ def apply_recompute(layers: Sequence[nn.Module], settings: TrainSection) -> int:
         replaced = "forward" in vars(layer)  # by a compiled one, say
         layer.forward = _recomputing(layer.forward, contexts) if replaced else MethodType(of_class, layer)
     return len(chosen)
+
+
+def _choose_kept(layers: Sequence[nn.Module], keep: SelectiveKeep) -> int:
+    """Fused layers know what they keep: element-wise results are formed again in the backward kernels; the gate-up
+    product, the largest activation, is kept by all (matmuls), every second (half_matmuls) or no layer (attention)."""
+    every = _KEEP_EVERY[keep]
+    for index, policy in enumerate(keep_policies(layers)):
+        policy.cheap = False
+        policy.gate_up = bool(every) and index % every == 0
+    return len(layers)
 
 
 def recomputed_layers(num_layers: int, settings: TrainSection) -> list[int]:

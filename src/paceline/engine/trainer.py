@@ -12,17 +12,20 @@ import torch
 from torch import Tensor
 
 from paceline.algorithms.denominators import Denominator, aggregation_weights
-from paceline.algorithms.losses import LossInputs
-from paceline.algorithms.objective import policy_objective
+from paceline.algorithms.losses import SEQUENCE_LOSSES, LossInputs
+from paceline.algorithms.objective import PendingMetrics, policy_objective
 from paceline.config.decisions import LogprobSource
 from paceline.config.schema import Config
 from paceline.engine.mesh import RankMesh
-from paceline.engine.model_engine import LossOutput, ModelEngine, concatenate
+from paceline.engine.model_engine import LossOf, LossOutput, ModelEngine, Read, concatenate
 from paceline.engine.optimizer import MasterAdamW, UpdateOutcome
 from paceline.engine.samples import FloatArray, TrainSample, denominator_of
+from paceline.model.fused.head import chunks_of_samples, head_loss
 from paceline.model.inputs import ModelInputs, score
 from paceline.model.loading import CausalModel
+from paceline.model.logit_kernels import logit_kernels_for
 from paceline.model.logprob_head import HeadSettings
+from paceline.model.transfer import to_device
 from paceline.telemetry.ledger import Ledger
 from paceline.telemetry.metrics import MetricAccumulator
 from paceline.types import Stage
@@ -38,7 +41,10 @@ class TrainEngine:
         ledger: Ledger,
         num_updates: int,
         mesh: RankMesh | None = None,
+        one_pass_head: bool | None = None,
     ) -> None:
+        """`one_pass_head`: compute head and loss chunk by chunk in one pass (`model/fused/head.py`); None: on CUDA with
+        `train.preset: fast`, where the model's head allows it."""
         self._config, self._ledger = config, ledger
         self.engine = ModelEngine(model, config.train, config.batch, ledger, num_updates, mesh=mesh)
         self._head = HeadSettings(
@@ -46,6 +52,14 @@ class TrainEngine:
             softcap=model.logit_softcap,
             chunk=config.train.logprob_chunk,
             with_entropy_grad=config.algorithm.entropy_coefficient > 0.0,
+        )
+        if one_pass_head is None:
+            one_pass_head = config.train.preset == "fast" and model.device.type == "cuda"
+        plain_head = model.logit_softcap is None and model.head_bias_V is None
+        self._logit_kernels = (
+            logit_kernels_for(model.device.type)
+            if one_pass_head and plain_head and self.engine.mesh.world_size == 1
+            else None
         )
 
     @property
@@ -80,9 +94,18 @@ class TrainEngine:
             self.engine.record_empty(metrics)
             return None
         trained = self._with_gradient(samples, metrics)
-        return self.engine.update(
-            trained, "update_actor", self._read, partial(self._loss, denominator), metrics
-        )
+        return self.engine.update(trained, "update_actor", *self._read_and_loss(denominator), metrics)
+
+    def accumulate(self, samples: Sequence[TrainSample]) -> None:
+        """The forward and backward passes of an update alone; their gradients stay with the optimiser."""
+        denominator = denominator_of(samples, self._config.rollout.max_new_tokens)
+        with self._ledger.span("update_actor") as span:
+            self.engine.accumulate(samples, "update_actor", *self._read_and_loss(denominator), span)
+
+    def _read_and_loss(self, denominator: Denominator) -> tuple[Read, LossOf[TrainSample]]:
+        if self._logit_kernels is None:
+            return self._read, partial(self._loss, denominator)
+        return _read_hidden, partial(self._one_pass_loss, denominator)
 
     def _read(self, model: CausalModel, inputs: ModelInputs) -> tuple[Tensor, ...]:
         return score(model, inputs, self._head)
@@ -109,20 +132,60 @@ class TrainEngine:
         self, denominator: Denominator, values: tuple[Tensor, ...], members: Sequence[TrainSample]
     ) -> LossOutput:
         logprob_R, entropy_R = values
-        inputs = self._loss_inputs(members, logprob_R, denominator)
-        reference_R = concatenate([m.ref_logprobs for m in members], self.model.device)
-        output = policy_objective(inputs, entropy_R, reference_R, self._config.algorithm)
-        return LossOutput(output.loss, output.metrics | _mismatch(members, logprob_R.detach()))
+        inputs = self._loss_inputs(members, denominator, logprob_R)
+        output = policy_objective(inputs, entropy_R, self._reference(members), self._config.algorithm)
+        return LossOutput(output.loss, pending=(output.pending, self._mismatch(members, logprob_R, inputs)))
+
+    def _one_pass_loss(
+        self, denominator: Denominator, values: tuple[Tensor, ...], members: Sequence[TrainSample]
+    ) -> LossOutput:
+        """The same loss; log-probs exist only chunk by chunk."""
+        hidden_RE, targets_R = values
+        assert self._logit_kernels is not None
+        everything = self._loss_inputs(members, denominator, None)
+        reference_R = self._reference(members)
+        logprob_R = torch.empty(len(targets_R), device=hidden_RE.device)
+        pending: list[PendingMetrics] = []
+
+        def loss_of(rows: slice, logprob_C: Tensor, entropy_C: Tensor) -> Tensor:
+            logprob_R[rows] = logprob_C.detach()
+            reference_C = None if reference_R is None else reference_R[rows]
+            inputs = everything.rows(rows, logprob_C)
+            output = policy_objective(inputs, entropy_C, reference_C, self._config.algorithm)
+            pending.append(output.pending)
+            return output.loss
+
+        loss = head_loss(
+            hidden_RE,
+            self.model.head_weight_VE,
+            targets_R,
+            self._head,
+            self._chunks(members),
+            loss_of,
+            self._logit_kernels,
+        )
+        return LossOutput(loss, pending=(*pending, self._mismatch(members, logprob_R, everything)))
+
+    def _chunks(self, members: Sequence[TrainSample]) -> list[slice]:
+        """Rows per turn of the head: whole samples where the loss looks at a sample as a whole, else equal pieces."""
+        sizes, limit = [len(m.response_ids) for m in members], self._head.chunk
+        if self._config.algorithm.loss in SEQUENCE_LOSSES:
+            return chunks_of_samples(sizes, limit)
+        total = sum(sizes)
+        return [slice(start, min(start + limit, total)) for start in range(0, total, limit)]
 
     def _loss_inputs(
-        self, members: Sequence[TrainSample], logprob_R: Tensor, denominator: Denominator
+        self, members: Sequence[TrainSample], denominator: Denominator, logprob_R: Tensor | None
     ) -> LossInputs:
+        """Without log-probs, those and (where the current value serves as the old one) the old ones stay empty."""
         device = self.model.device
-        sizes_N = torch.tensor([len(m.response_ids) for m in members], device=device)
-        sample_index_R = torch.arange(len(members), device=device).repeat_interleave(sizes_N)
+        sizes_N = np.array([len(m.response_ids) for m in members])
+        sample_index_R = to_device(torch.from_numpy(np.repeat(np.arange(len(members)), sizes_N)), device)
         mask_R = _require(concatenate([m.loss_mask for m in members], device))
-        tokens_N = torch.tensor([float(m.num_loss_tokens) for m in members], device=device)
+        tokens_N = to_device(torch.tensor([float(m.num_loss_tokens) for m in members]), device)
         old_R = concatenate([m.old_logprobs for m in members], device)
+        if logprob_R is None:
+            logprob_R = mask_R.new_empty(0)
         assert self._config.algorithm.aggregation is not None
         return LossInputs(
             logprob_T=logprob_R,
@@ -134,6 +197,24 @@ class TrainEngine:
             loss_mask_T=mask_R,
             sample_index_T=sample_index_R,
             num_samples=len(members),
+        )
+
+    def _reference(self, members: Sequence[TrainSample]) -> Tensor | None:
+        return concatenate([m.ref_logprobs for m in members], self.model.device)
+
+    def _mismatch(
+        self, members: Sequence[TrainSample], logprob_R: Tensor, inputs: LossInputs
+    ) -> PendingMetrics:
+        """How far the trainer's log-probs are from those the engine sampled with, in nats."""
+        sampled_R = _require(concatenate([m.rollout_logprobs for m in members], self.model.device))
+        difference_R = (logprob_R.detach().float() - sampled_R).abs().masked_fill(inputs.masked_out_T, 0.0)
+        count = sum(m.num_loss_tokens for m in members)
+        return PendingMetrics(
+            torch.stack([difference_R.sum(dtype=torch.float64) / count, difference_R.max().double()]),
+            lambda numbers: {
+                "rollout/logprob_difference_mean": (numbers[0], count),
+                "rollout/logprob_difference_max": (numbers[1], 1.0),
+            },
         )
 
 
@@ -154,12 +235,7 @@ def _require(tensor: Tensor | None) -> Tensor:
     return tensor
 
 
-def _mismatch(members: Sequence[TrainSample], logprob_R: Tensor) -> dict[str, tuple[float, float]]:
-    """How far the trainer's log-probs are from those the engine sampled with, in nats."""
-    sampled = np.concatenate([m.rollout_logprobs for m in members])
-    mask = np.concatenate([m.loss_mask for m in members]) > 0
-    difference = np.abs(logprob_R.float().cpu().numpy() - sampled)[mask]
-    return {
-        "rollout/logprob_difference_mean": (float(difference.mean()), len(difference)),
-        "rollout/logprob_difference_max": (float(difference.max()), 1.0),
-    }
+def _read_hidden(model: CausalModel, inputs: ModelInputs) -> tuple[Tensor, ...]:
+    """Hidden states that predict the response tokens, and these tokens."""
+    hidden_TE = model.hidden(inputs.input_ids_BT, inputs.position_ids_BT, inputs.plan)
+    return hidden_TE[inputs.source_R], inputs.targets_R

@@ -21,6 +21,7 @@ from paceline.model.logprob_head import HeadSettings, response_logprobs
 from paceline.model.packed_attention import packed_plan
 from paceline.model.parallel.ulysses import UlyssesPlan, slice_rows, spread
 from paceline.model.parallel.vocab_head import split_response_logprobs
+from paceline.model.transfer import to_device
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,14 +44,14 @@ def packed_inputs(pack: PackPlan, device: torch.device, align: int = 1) -> Model
     """Tensors of one packed row, padded to `padded_width` for a multiple of `align`."""
     num_tokens = len(pack.token_ids)
     missing = padded_width([num_tokens], align=align) - num_tokens
-    position_ids_T = torch.from_numpy(pack.position_ids).to(device)
+    position_ids_T = to_device(torch.from_numpy(pack.position_ids), device)
     return ModelInputs(
-        input_ids_BT=torch.from_numpy(np.pad(pack.token_ids, (0, missing))).to(device)[None],
+        input_ids_BT=to_device(torch.from_numpy(np.pad(pack.token_ids, (0, missing))), device)[None],
         position_ids_BT=F.pad(position_ids_T, (0, missing))[None],
         plan=packed_plan(pack.segments, position_ids_T),
         num_planned=num_tokens,
-        source_R=torch.from_numpy(pack.source).to(device),
-        targets_R=torch.from_numpy(pack.targets).to(device),
+        source_R=to_device(torch.from_numpy(pack.source), device),
+        targets_R=to_device(torch.from_numpy(pack.targets), device),
     )
 
 
@@ -76,12 +77,12 @@ def padded_inputs(
         targets.append(np.asarray(response, dtype=np.int64))
     positions_T = torch.arange(width, device=device)
     return ModelInputs(
-        input_ids_BT=torch.from_numpy(input_ids).to(device),
+        input_ids_BT=to_device(torch.from_numpy(input_ids), device),
         position_ids_BT=positions_T.expand(len(sequences), width),
         plan=PaddedPlan(width, device),
         num_planned=width,
-        source_R=torch.from_numpy(np.concatenate(sources)).to(device),
-        targets_R=torch.from_numpy(np.concatenate(targets)).to(device),
+        source_R=to_device(torch.from_numpy(np.concatenate(sources)), device),
+        targets_R=to_device(torch.from_numpy(np.concatenate(targets)), device),
     )
 
 

@@ -17,6 +17,8 @@ import torch
 from torch import Tensor
 
 from paceline.model.cpu_linear import linear_few_rows
+from paceline.model.logit_kernels import logit_kernels_for
+from paceline.model.triton_support import has_triton
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +44,9 @@ def response_logprobs(
 
     The entropy carries a gradient only when `settings.with_entropy_grad`; otherwise no graph for it is kept.
     """
+    if _kernels_apply(hidden_RE, bias_V, settings):
+        logprob_R, entropy_R = _KernelHead.apply(hidden_RE, weight_VE, targets_R, settings)
+        return logprob_R, entropy_R
     logprob_R, entropy_R = _ChunkedHead.apply(hidden_RE, weight_VE, bias_V, targets_R, settings)
     return logprob_R, entropy_R
 
@@ -76,6 +81,76 @@ def _raw_logits(hidden_CE: Tensor, weight_VE: Tensor, bias_V: Tensor | None) -> 
 def _are_plain(settings: HeadSettings) -> bool:
     """Whether the model's logits are the scored ones: then softmax reads them in the working dtype, in one pass."""
     return settings.softcap is None and settings.temperature == 1.0
+
+
+def _kernels_apply(hidden_RE: Tensor, bias_V: Tensor | None, settings: HeadSettings) -> bool:
+    on_device = hidden_RE.is_cuda and has_triton()
+    return on_device and bias_V is None and settings.softcap is None
+
+
+class _KernelHead(torch.autograd.Function):
+    """The chunked head on kernels that read a chunk's logits once for both results, and turn them into their gradient
+    in place."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, hidden_RE: Tensor, weight_VE: Tensor, targets_R: Tensor, settings: HeadSettings
+    ) -> tuple[Tensor, Tensor]:
+        statistics_3R = hidden_RE.new_empty(3, len(targets_R), dtype=torch.float32)
+        kernels = logit_kernels_for(hidden_RE.device.type)
+        for rows in _row_chunks(len(targets_R), settings.chunk):
+            logits_CV = hidden_RE[rows] @ weight_VE.T
+            found = kernels.statistics(logits_CV, targets_R[rows], settings.temperature)
+            torch.stack(found, out=statistics_3R[:, rows])
+        ctx.save_for_backward(hidden_RE, weight_VE, targets_R, statistics_3R)
+        ctx.settings = settings
+        logprob_R, entropy_R = statistics_3R[0].clone(), statistics_3R[1].clone()
+        if not settings.with_entropy_grad:
+            ctx.mark_non_differentiable(entropy_R)
+        return logprob_R, entropy_R
+
+    @staticmethod
+    def backward(
+        ctx: Any, grad_logprob_R: Tensor, grad_entropy_R: Tensor
+    ) -> tuple[Tensor, Tensor | None, None, None]:
+        hidden_RE, weight_VE, targets_R, statistics_3R = ctx.saved_tensors
+        settings: HeadSettings = ctx.settings
+        kernels = logit_kernels_for(hidden_RE.device.type)
+        grad_hidden_RE = torch.empty_like(hidden_RE)
+        grad_weight_VE = torch.zeros_like(weight_VE, dtype=torch.float32) if ctx.needs_input_grad[1] else None
+        for rows in _row_chunks(len(targets_R), settings.chunk):
+            logits_CV = hidden_RE[rows] @ weight_VE.T
+            kernels.gradient_(
+                logits_CV,
+                targets_R[rows],
+                statistics_3R[:, rows].unbind(),
+                grad_logprob_R[rows],
+                grad_entropy_R[rows] if settings.with_entropy_grad else None,
+                settings.temperature,
+            )
+            torch.mm(logits_CV, weight_VE, out=grad_hidden_RE[rows])
+            if grad_weight_VE is not None:
+                add_product(grad_weight_VE, logits_CV.T, hidden_RE[rows])
+        return (
+            grad_hidden_RE,
+            None if grad_weight_VE is None else grad_weight_VE.to(weight_VE.dtype),
+            None,
+            None,
+        )
+
+
+def _row_chunks(num_rows: int, chunk: int) -> list[slice]:
+    return [slice(start, min(start + chunk, num_rows)) for start in range(0, num_rows, chunk)]
+
+
+def add_product(total_VE: Tensor, left_VC: Tensor, right_CE: Tensor) -> None:
+    """total += left @ right in float32, inside the product where the device can."""
+    if total_VE.is_cuda and left_VC.dtype != torch.float32:
+        torch.ops.aten.addmm.dtype_out(total_VE, left_VC, right_CE, torch.float32, out=total_VE)
+    elif left_VC.dtype == torch.float32:
+        total_VE.addmm_(left_VC, right_CE)
+    else:
+        total_VE += left_VC @ right_CE
 
 
 class _ChunkedHead(torch.autograd.Function):

@@ -15,7 +15,8 @@ from torch import Tensor
 
 from paceline.batching.prefixes import Segment
 from paceline.model.attention import AttentionArgs, additive_bias, attend_dense
-from paceline.model.varlen import VarlenPlan, varlen_supports
+from paceline.model.flash_attention import FlashPlan
+from paceline.model.flash_kernels import kernel_for
 
 _SMALL_PIECE = 256
 """Tokens up to which a prompt and its responses are one masked piece even if most of the square is masked: below
@@ -141,8 +142,8 @@ def _ancestor_pieces(
     return tuple(reversed(ancestors))
 
 
-def packed_plan(segments: Sequence[Segment], position_ids_T: Tensor) -> PackedPlan | VarlenPlan:
+def packed_plan(segments: Sequence[Segment], position_ids_T: Tensor) -> PackedPlan | FlashPlan:
     """The plan for a packed row on the device of `position_ids_T`: variable-length kernels where they apply."""
-    if varlen_supports(position_ids_T.device) and all(segment.parent < 0 for segment in segments):
-        return VarlenPlan(segments, PackedPlan(segments, position_ids_T), position_ids_T.device)
-    return PackedPlan(segments, position_ids_T)
+    pieces = PackedPlan(segments, position_ids_T)
+    kernel = kernel_for(position_ids_T.device)
+    return pieces if kernel is None else FlashPlan(segments, kernel, pieces, position_ids_T.device)

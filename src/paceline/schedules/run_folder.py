@@ -10,9 +10,11 @@ from typing import Any
 import torch
 
 from paceline.config import Config, ConfigError, dump_config
+from paceline.engine.recompute import decoder_layers
+from paceline.model.flash_kernels import kernel_for
+from paceline.model.fused.layers import is_fused
 from paceline.model.loading import CausalModel, has_bf16_matrix_units
 from paceline.model.packing_probe import ProbeResult
-from paceline.model.varlen import varlen_supports
 from paceline.telemetry.environment import collect_environment, write_environment
 
 RECORD_VERSION = 1
@@ -30,6 +32,7 @@ class RunFolder:
     ) -> None:
         """env.json: versions, hardware, and which back ends were chosen; `features` are added to those."""
         device = model.device
+        kernel = kernel_for(device)
         extra = {
             "device": device.type,
             "device_name": torch.cuda.get_device_name(device) if device.type == "cuda" else None,
@@ -38,7 +41,8 @@ class RunFolder:
             "model_type": model.family.model_type,
             "family_tested": model.family.tested,
             "features": {
-                "packed_attention": "varlen" if varlen_supports(device) else "pieces",
+                "packed_attention": "pieces" if kernel is None else kernel.name,
+                "fused_layers": is_fused(decoder_layers(model.module, model.shape.num_layers)),
                 "bf16_matrix_units": device.type == "cuda" or has_bf16_matrix_units(),
                 "packing_probe_mean_nats": None if probe is None else probe.mean_difference,
                 "packing_probe_max_nats": None if probe is None else probe.max_difference,

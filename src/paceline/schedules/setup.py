@@ -19,6 +19,7 @@ from paceline.data.seeds import child_seed
 from paceline.data.tasks import Task, build_task
 from paceline.engine.critic import CriticEngine
 from paceline.engine.trainer import TrainEngine
+from paceline.model.fused import fuse_for_device
 from paceline.model.loading import CausalModel, load_model, load_tokenizer, model_context, resolve_device
 from paceline.model.lora import AdaptedModel, add_adapters
 from paceline.model.packing_probe import probe_packing
@@ -174,16 +175,25 @@ def open_run(config: Config, display: Display) -> Iterator[Run]:
 def load_trained_model(config: Config, device: torch.device) -> CausalModel:
     """The model to train, with adapters where the config asks for them."""
     model = load_model(config.model, device, config.run.seed)
-    if not config.lora.rank:
-        return model
-    return add_adapters(model, config.lora, config.model.path, child_seed(config.run.seed, "lora"))
+    if config.lora.rank:
+        model = add_adapters(model, config.lora, config.model.path, child_seed(config.run.seed, "lora"))
+    _fuse(config, model)
+    return model
 
 
 def load_reference(config: Config, model: CausalModel, device: torch.device) -> CausalModel:
     """The untrained model: `model` without its adapters if it has any, else a second copy."""
     if isinstance(model, AdaptedModel):
         return model.without_adapters()
-    return load_model(config.model, device, config.run.seed)
+    reference = load_model(config.model, device, config.run.seed)
+    _fuse(config, reference)
+    return reference
+
+
+def _fuse(config: Config, model: CausalModel) -> None:
+    # tensor parallelism hooks into the linear layers, which fused layers go round
+    if config.train.preset == "fast" and config.cluster.tensor_parallel_size == 1:
+        fuse_for_device(model.module, model.device, adjacent=config.cluster.num_devices == 1)
 
 
 def _needs_reference(config: Config) -> bool:

@@ -7,4 +7,7 @@ from paceline.algorithms.losses.inputs import LossInputs, LossTerms, PolicyLoss
 
 LOSSES: dict[str, PolicyLoss] = {"clip": clip_loss, "gspo": gspo_loss, "cispo": cispo_loss}
 
-__all__ = ["LOSSES", "LossInputs", "LossTerms", "PolicyLoss"]
+SEQUENCE_LOSSES = frozenset({"gspo"})
+"""Losses that look at a sample as a whole; the others need no token but their own."""
+
+__all__ = ["LOSSES", "SEQUENCE_LOSSES", "LossInputs", "LossTerms", "PolicyLoss"]

@@ -35,6 +35,18 @@ class LossInputs:
         """True where a token is not trained on."""
         return self.loss_mask_T == 0
 
+    def rows(self, rows: slice, logprob_C: Tensor) -> "LossInputs":
+        """The same for some of the tokens, with their log-probs; these serve as the old ones where there are none."""
+        return LossInputs(
+            logprob_T=logprob_C,
+            old_logprob_T=self.old_logprob_T[rows] if len(self.old_logprob_T) else logprob_C.detach(),
+            advantage_T=self.advantage_T[rows],
+            weight_T=self.weight_T[rows],
+            loss_mask_T=self.loss_mask_T[rows],
+            sample_index_T=self.sample_index_T[rows],
+            num_samples=self.num_samples,
+        )
+
     @property
     def log_ratio_T(self) -> Tensor:
         """log(new / old) of every token; 0 where it is not trained on."""
