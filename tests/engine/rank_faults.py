@@ -8,13 +8,15 @@ import numpy as np
 import torch
 from parallel_cases import Case, mesh_of, reduced, samples, settings, softened
 from torch import Tensor
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import Shard, distribute_tensor
 
 from paceline.algorithms.advantages import Advantages, compute_advantages
 from paceline.config.parallelism import MeshSizes
 from paceline.engine.model_engine import LossOutput, ModelEngine
 from paceline.engine.optimizer import TooManySkippedUpdatesError
 from paceline.engine.samples import TrainSample
-from paceline.engine.shards import full_tensor
+from paceline.engine.shards import full_tensor, local_part, num_copies, part_of
 from paceline.engine.trainer import TrainEngine
 from paceline.model.inputs import score
 from paceline.model.logprob_head import HeadSettings
@@ -154,3 +156,54 @@ def continued(sizes: MeshSizes, saved: dict[str, Any]) -> dict[str, Any]:
         "scores": scores,
         "after": {n: full_tensor(t).clone() for n, t in everything(engine).items()},
     }
+
+
+def counted_work(sizes: MeshSizes) -> dict[str, float]:
+    """What this rank's ledger counts of an update and of a scoring pass, and the positions all ranks laid out."""
+    mesh, ledger = mesh_of(sizes), Ledger()
+    engine = TrainEngine(softened(Case()), settings({}), ledger, 9, mesh)
+    metrics = MetricAccumulator()
+    with ledger.step(1):
+        engine.update(samples(), metrics)
+        engine.score(samples(), "old_logprob")
+    assert ledger.last_section is not None
+    return {
+        "tokens": ledger.last_section.stage_tokens["update_actor"],
+        "flops": ledger.last_section.stage_flops["update_actor"],
+        "scored_flops": ledger.last_section.stage_flops["old_logprob"],
+        "laid_out": reduced(mesh, metrics)["tokens/laid_out"],
+    }
+
+
+class Small(torch.nn.Module):
+    """Rows that do not divide, fewer rows than ranks, and one number alone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        generator = torch.Generator().manual_seed(0)
+        for name, shape in {"a": (7, 3), "b": (3, 2), "c": (1,), "d": (9, 4)}.items():
+            self.register_parameter(name, torch.nn.Parameter(torch.randn(shape, generator=generator)))
+
+
+def parts_and_wholes(sizes: MeshSizes) -> dict[str, tuple[bool, bool, int, tuple[int, ...]]]:
+    """By parameter: whether the whole comes back, whether its part is found again, copies, and the part's shape."""
+    mesh, module, plain = mesh_of(sizes), Small(), Small()
+    assert mesh.parameter_mesh is not None
+    if sizes.tensor_parallel > 1:
+        for name, cut in {"a": Shard(0), "d": Shard(1)}.items():
+            divided = distribute_tensor(
+                module.get_parameter(name).detach(), mesh.parameter_mesh["tp"], [cut], src_data_rank=None
+            )
+            module.register_parameter(name, torch.nn.Parameter(divided))
+    fully_shard(module, mesh=mesh.parameter_mesh["replicate", "fsdp"])
+    found = {}
+    for name, parameter in module.named_parameters():
+        whole = plain.get_parameter(name).detach()
+        part = part_of(whole, parameter)
+        found[name] = (
+            torch.equal(full_tensor(parameter), whole),
+            torch.equal(part, local_part(parameter)),
+            num_copies(parameter, mesh.world_size),
+            tuple(part.shape),
+        )
+    return found

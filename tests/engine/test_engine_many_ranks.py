@@ -6,6 +6,7 @@ import torch
 from parallel_cases import samples
 from rank_faults import (
     continued,
+    counted_work,
     nothing_to_train,
     one_bad_sample,
     one_rank_dies,
@@ -154,6 +155,24 @@ def test_state_of_four_ranks_goes_on_with_other_ranks_bit_by_bit(ranks: RankPool
             np.testing.assert_allclose(found["scores"], unbroken["scores"], rtol=1e-5, atol=1e-5)
             for name, tensor in unbroken["after"].items():
                 torch.testing.assert_close(found["after"][name], tensor, rtol=1e-5, atol=1e-5, msg=name)
+
+
+@pytest.mark.parametrize(
+    "sizes",
+    [
+        MeshSizes(sequence_parallel=2),
+        MeshSizes(tensor_parallel=2),
+        MeshSizes(sequence_parallel=2, tensor_parallel=2),
+    ],
+    ids=str,
+)
+def test_ranks_that_share_samples_count_tokens_and_flops_once(sizes, ranks: RankPool):
+    alone = counted_work(MeshSizes())
+    found = ranks.run(sizes.num_ranks, counted_work, sizes)
+    assert sum(part["tokens"] for part in found) == found[0]["laid_out"]
+    assert sum(part["flops"] for part in found) == pytest.approx(alone["flops"], rel=1e-9)
+    assert sum(part["scored_flops"] for part in found) == pytest.approx(alone["scored_flops"], rel=1e-9)
+    assert all(part["flops"] == found[0]["flops"] for part in found)
 
 
 def test_a_rank_does_not_wait_for_one_that_died():
