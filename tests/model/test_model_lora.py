@@ -105,8 +105,20 @@ def test_the_adapter_alone_loads_through_peft_onto_the_base_model(tmp_path):
     before = base(ids).logits.clone()
     loaded = PeftModel.from_pretrained(base, tmp_path)
     model.module.set_attn_implementation("eager")
-    assert torch.equal(loaded(ids).logits, model.module(ids).logits)
+    torch.testing.assert_close(loaded(ids).logits, model.module(ids).logits, atol=1e-5, rtol=1e-5)
     assert not torch.allclose(loaded(ids).logits, before, atol=1e-2)
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen2", "gemma2"])
+def test_an_adapted_layer_computes_what_pefts_own_does_forward_and_backward(family):
+    model, plain = (trained(adapted(family)) for _ in range(2))
+    for _, layer in plain.layers:
+        del layer.forward  # PEFT's own is below
+    torch.testing.assert_close(logprobs(model), logprobs(plain), atol=1e-5, rtol=1e-5)
+    found, expected = gradients(model), gradients(plain)
+    assert found.keys() == expected.keys()
+    for name in expected:
+        torch.testing.assert_close(found[name], expected[name], atol=1e-5, rtol=1e-4)
 
 
 def gradients(model: AdaptedModel) -> dict[str, torch.Tensor]:
