@@ -124,7 +124,7 @@ def test_rows_without_an_update_have_no_steps(tmp_path: Path) -> None:
 
 
 def test_the_report_of_64_ranks_renders(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = write(colocated(num_steps=20, num_ranks=64), tmp_path / "rows.parquet")
+    path = write(colocated(num_steps=5, num_ranks=64), tmp_path / "rows.parquet")
     assert main(["import", "rows", str(path), "--out", str(tmp_path / "run")]) == 0
     assert "Rows name no step" in capsys.readouterr().out
     assert "Rows name no step" in write_report(tmp_path / "run").read_text(encoding="utf-8")

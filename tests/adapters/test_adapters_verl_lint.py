@@ -12,6 +12,7 @@ from paceline.adapters.verl.findings import Finding
 from paceline.adapters.verl.launch import read_launch
 from paceline.adapters.verl.lint import RULES, lint_launch, with_rule_table
 from paceline.cli import main
+from paceline.config import ConfigError
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "adapters.md"
 LAUNCHES = Path(__file__).parent / "launches"
@@ -65,6 +66,20 @@ def test_settings_cut_off_by_a_comment_belong_to_the_launch_before_them() -> Non
     (cut,) = [one for one in lint_launch(last) if one.rule == "launch/cut-in-two"]
     assert cut.key == "trainer.n_gpus_per_node"
     assert not last.is_set("trainer.n_gpus_per_node")
+
+
+def test_settings_after_a_pipe_are_found(tmp_path: Path) -> None:
+    words = " ".join(f"{key}={value}" for key, value in CLEAN.items())
+    (launch,) = read_launch(
+        f"python3 -m verl.trainer.main_ppo {words} 2>&1 | tee log.txt trainer.resume_mode=disable"
+    )
+    (cut,) = [one for one in lint_launch(launch) if one.rule == "launch/cut-in-two"]
+    assert (cut.key, cut.suggested) == ("trainer.resume_mode", "put them before the pipe")
+
+
+def test_a_launch_of_another_framework_is_no_launch_of_verls() -> None:
+    with pytest.raises(ConfigError, match="no verl training"):
+        read_launch("python training/main_async_ppo.py n_nodes=1 actor.path=x rollout.n=8 cluster.fileroot=y")
 
 
 def test_interleave_is_read_from_a_trainer_of_ones_own(tmp_path: Path) -> None:

@@ -438,6 +438,14 @@ CASES: dict[str, Case] = {
         {**MEGATRON, f"{A}.checkpoint.async_save": "False"}, f"{A}.checkpoint.async_save", MEGATRON
     ),
     "eval/too-often": Case({"trainer.test_freq": "1"}, "trainer.test_freq"),
+    "logging/erased-by-resume": Case(
+        {"trainer.logger": "[console,file]"},
+        "trainer.logger",
+        {"trainer.logger": "[console,file]", "trainer.resume_mode": "disable"},
+    ),
+    "launch/set-twice": Case(
+        {f"{R}.n": "8", f"++{R}.n": "16"}, f"{R}.n", {f"{R}.n": "8", f"++{R}.n": "8"}, suggested="16"
+    ),
     "launch/transfer-queue": Case(
         {"transfer_queue.enable": "False"},
         "transfer_queue.enable",

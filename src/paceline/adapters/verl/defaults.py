@@ -181,26 +181,7 @@ ALIASES: dict[str, tuple[str, ...]] = {
 """Other places where a release of verl keeps the same setting; the first that the launch sets counts."""
 
 ROOTS = frozenset(
-    {
-        "actor_rollout_ref",
-        "data",
-        "algorithm",
-        "trainer",
-        "critic",
-        "reward_model",
-        "reward",
-        "reward_manager",
-        "custom_reward_function",
-        "global_profiler",
-        "transfer_queue",
-        "ray_kwargs",
-        "async_training",
-        "rollout",
-        "distillation",
-        "actor",
-        "model",
-        "optim",
-        "engine",
-    }
+    {"actor_rollout_ref", "data", "algorithm", "trainer", "critic", "reward_model", "custom_reward_function"}
 )
-"""First parts of verl's keys."""
+"""First parts of verl's keys by which a command is known to be a launch of its trainers. Other frameworks have keys
+that begin with `actor.` or `rollout.`, so those do not count."""

@@ -219,16 +219,23 @@ def _has_verl_root(override: Override) -> bool:
 
 
 def _is_launch(command: Command) -> bool:
-    if _is_stray(command):
-        return False
     arguments = command.arguments
-    names_verl = any("verl" in a and not parse_override(a) for a in arguments) and "-m" in arguments
+    starts_python = "-m" in arguments or any(argument.endswith(".py") for argument in arguments)
+    if not starts_python or _is_cut_off(command):
+        return False
+    names_verl = any("verl" in argument and parse_override(argument) is None for argument in arguments)
     count = sum(_has_verl_root(override) for override in _verl_overrides(arguments))
     return count >= _MIN_OVERRIDES or (names_verl and count > 0)
 
 
 def _is_stray(command: Command) -> bool:
-    """Whether its first word is itself an override: what the shell sees where a launch was cut in two."""
+    """Whether settings were handed to something that is no launch: a line that begins with one, or `tee`."""
+    if _is_cut_off(command):
+        return True
+    return command.arguments[0] == "tee" and any(map(_has_verl_root, _verl_overrides(command.arguments)))
+
+
+def _is_cut_off(command: Command) -> bool:
     first = parse_override(command.arguments[0])
     return first is not None and _has_verl_root(first)
 
@@ -245,6 +252,7 @@ def _launch(
     overrides = tuple(_verl_overrides(arguments))
     environment = {**_runtime_environment(arguments, overrides), **command.environment}
     own = [f"{o.key} lists several values; the first is taken" for o in overrides if o.is_sweep]
+    own += [f"{argument} is not read" for argument in arguments if argument.startswith("--runtime-env=")]
     name = config.partition("=")[2] or config
     return VerlLaunch(
         entry=f"{entry} {name}".strip(),

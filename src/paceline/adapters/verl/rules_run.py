@@ -174,6 +174,12 @@ def entry_point_exists(launch: VerlLaunch) -> Iterator[Hit]:
 
 def launch_is_in_one_piece(launch: VerlLaunch) -> Iterator[Hit]:
     for command in launch.stray:
+        first = command.arguments[0]
+        lost = next(one for one in command.arguments if "." in one and "=" in one)
+        if first == "tee":
+            why = f"line {command.line}: settings after the pipe are file names for tee and reach nobody"
+            yield Hit(lost.partition("=")[0], lost, "put them before the pipe", why)
+            continue
         why = (
             f"line {command.line} begins with a setting: the line before has no backslash at its very end, or is a "
             "comment, so the launch ends there and these settings reach nobody"
@@ -181,6 +187,26 @@ def launch_is_in_one_piece(launch: VerlLaunch) -> Iterator[Hit]:
         yield Hit(
             command.arguments[0].partition("=")[0], " ".join(command.arguments)[:80], "join the lines", why
         )
+
+
+def settings_are_given_once(launch: VerlLaunch) -> Iterator[Hit]:
+    values: dict[str, list[str]] = {}
+    for override in launch.overrides:
+        if override.prefix != "~":
+            values.setdefault(override.key, []).append(override.text)
+    for key, texts in values.items():
+        if len(set(texts)) > 1:
+            yield Hit(
+                key, ", then ".join(texts), texts[-1], "it is given more than once, and the last one wins"
+            )
+
+
+def log_survives_a_resume(launch: VerlLaunch) -> Iterator[Hit]:
+    loggers = launch.get("trainer.logger")
+    names = loggers if isinstance(loggers, list) else [loggers]
+    if "file" in names and launch.get("trainer.resume_mode") != "disable":
+        why = "the file logger opens its file anew: resuming a run erases what it has logged"
+        yield Hit("trainer.logger", loggers, "a VERL_FILE_LOGGER_PATH of its own for every start", why)
 
 
 def transfer_queue_is_as_said(launch: VerlLaunch) -> Iterator[Hit]:
@@ -242,6 +268,8 @@ RULES = (
     Rule("eval/too-often", "advice", "A9", "go-live checklist", testing_is_rare),
     Rule("launch/entry-point", "error", "C2", "verl one-step-off documentation", entry_point_exists),
     Rule("launch/cut-in-two", "error", "A9", "shell line continuation", launch_is_in_one_piece),
+    Rule("launch/set-twice", "warning", "A9", "Hydra's override order", settings_are_given_once),
+    Rule("logging/erased-by-resume", "advice", "A9", "verl file logger", log_survives_a_resume),
     Rule("launch/transfer-queue", "advice", "C4", "verl V1 trainer", transfer_queue_is_as_said),
     Rule("parallel/reference-unsplit", "warning", "B4", f"{GUIDE}, Ulysses", reference_key_is_the_actors),
 )
