@@ -26,7 +26,7 @@ TABLE: dict[str, set[str]] = {
     "queue": {"config", "telemetry"},
     "sync": {"config", "telemetry"},
     "checkpoint": {"config", "telemetry"},
-    "launch": {"config", "checkpoint"},
+    "launch": {"config"},
     "diagnosis": {"config"},
     "planner": {"config", "telemetry", "diagnosis"},
     "lab": {"config", "diagnosis", "planner"},

@@ -47,9 +47,13 @@ def train(
 def start_training(config: Config) -> Run:
     """The same from a checked config."""
     from paceline.launch.dispatch import run_or_launch
-    from paceline.schedules import run_training
 
-    return Run(run_or_launch(config, "train", lambda config: run_training(config).run_dir))
+    def run_here(config: Config) -> Path:
+        from paceline.schedules import run_training  # not needed where ranks are only started
+
+        return Path(run_training(config).run_dir)
+
+    return Run(run_or_launch(config, "train", run_here))
 
 
 def sft(
@@ -62,6 +66,10 @@ def sft(
 def start_sft(config: Config) -> Run:
     """The same from a checked config."""
     from paceline.launch.dispatch import run_or_launch
-    from paceline.schedules import run_sft
 
-    return Run(run_or_launch(config, "sft", lambda config: run_sft(config).run_dir))
+    def run_here(config: Config) -> Path:
+        from paceline.schedules import run_sft  # not needed where ranks are only started
+
+        return Path(run_sft(config).run_dir)
+
+    return Run(run_or_launch(config, "sft", run_here))

@@ -59,7 +59,11 @@ def refusal(*overrides: str) -> ConfigError:
         (["batch.token_budget=256", "rollout.max_new_tokens=256"], "batch.token_budget", None),
         (["batch.token_budget=1024", "model.max_context=1025"], "batch.token_budget", None),
         (["batch.forward_token_budget=100"], "batch.forward_token_budget", None),
-        (["cluster.num_devices=2"], "cluster.num_devices", "1"),
+        (
+            ["cluster.num_devices=4", "cluster.tensor_parallel_size=3"],
+            "cluster.tensor_parallel_size",
+            "2",
+        ),
     ],
 )
 def test_a_contradiction_is_refused_under_its_key(
@@ -101,12 +105,13 @@ def test_every_broken_rule_is_reported_at_once() -> None:
             "rollout.top_p=0.8",
             "batch.mini_batch_prompts=5",
             "cluster.num_devices=4",
+            "cluster.shard_size=3",
         )
     assert {problem.key for problem in caught.value.problems} == {
         "rollout.temperature",
         "rollout.top_p",
         "batch.mini_batch_prompts",
-        "cluster.num_devices",
+        "cluster.shard_size",
     }
 
 

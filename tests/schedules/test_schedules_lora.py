@@ -107,7 +107,9 @@ def test_the_kl_to_the_base_model_equals_that_to_a_separately_loaded_reference(t
     shared = run("shared")
     with monkeypatch.context() as patched:
         patched.setattr(
-            setup, "load_reference", lambda config, model, device: load_model(config.model, device, 0)
+            setup,
+            "load_reference",
+            lambda config, trainer, place, ledger: load_model(config.model, trainer.model.device, 0),
         )
         separate = run("separate")
     for ours, theirs in zip(shared, separate, strict=True):

@@ -9,7 +9,7 @@ from tiny_runs import tiny_sections
 
 from paceline.config import load_config
 from paceline.schedules import run_training
-from paceline.schedules.step_metrics import mfu_alarms
+from paceline.schedules.together import mfu_alarms
 from paceline.telemetry.metrics import read_metrics
 from paceline.telemetry.records import read_ledger
 

@@ -1,4 +1,4 @@
-"""Save and resume over state dicts, and the signals that ask for a save."""
+"""Save and resume over state dicts."""
 
 from paceline.checkpoint.errors import (
     CheckpointError,
@@ -6,7 +6,7 @@ from paceline.checkpoint.errors import (
     NonFiniteStateError,
 )
 from paceline.checkpoint.export import export_hf, replaced_folder
-from paceline.checkpoint.signals import StopRequest
+from paceline.checkpoint.pieces import Held, Piece
 from paceline.checkpoint.store import CheckpointStore, Found
 from paceline.checkpoint.stored import Loaded
 
@@ -15,9 +15,10 @@ __all__ = [
     "CheckpointStore",
     "CorruptCheckpointError",
     "Found",
+    "Held",
     "Loaded",
     "NonFiniteStateError",
-    "StopRequest",
+    "Piece",
     "export_hf",
     "replaced_folder",
 ]

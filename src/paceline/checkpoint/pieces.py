@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.distributed.tensor import DTensor
 
 from paceline.checkpoint.errors import CheckpointError
 
@@ -41,34 +40,30 @@ Layout = Mapping[tuple[str, str], Region]
 """What one rank holds, by group and name."""
 
 
-def region_of(tensor: Tensor, with_check: bool) -> Region:
-    """The part of `tensor` on this rank. A tensor that is no DTensor is held whole."""
-    shape = tuple(tensor.shape)
-    if isinstance(tensor, DTensor):
-        chunks = tensor.__create_chunk_list__()
-        if len(chunks) != 1:
-            raise CheckpointError(f"a rank holds {len(chunks)} separate parts of a tensor of shape {shape}")
-        return Region(shape, tuple(chunks[0].offsets), tuple(chunks[0].sizes))
-    return Region(shape, (0,) * len(shape), shape, _bit_sum(tensor) if with_check else None)
+@dataclass(frozen=True, slots=True, eq=False)
+class Piece:
+    """A rank's part of a tensor of `shape`: `local` lies at `offsets` in it, by dim."""
+
+    local: Tensor
+    shape: Shape
+    offsets: Shape
 
 
-def local_of(tensor: Tensor) -> Tensor:
+Held = Tensor | Piece
+"""What a rank holds under a name: the whole tensor, or its piece of one."""
+
+
+def region_of(held: Held, with_check: bool) -> Region:
+    """Where it lies in its tensor."""
+    if isinstance(held, Piece):
+        return Region(held.shape, held.offsets, tuple(held.local.shape))
+    shape = tuple(held.shape)
+    return Region(shape, (0,) * len(shape), shape, _bit_sum(held) if with_check else None)
+
+
+def local_of(held: Held) -> Tensor:
     """The numbers themselves, as they are on this rank."""
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
-
-
-def with_local(like: Tensor, local: Tensor) -> Tensor:
-    """`local` as this rank's part of a tensor that is spread like `like`."""
-    if not isinstance(like, DTensor):
-        return local
-    return DTensor.from_local(
-        local.to(like.device),
-        like.device_mesh,
-        like.placements,
-        run_check=False,
-        shape=like.shape,
-        stride=like.stride(),
-    )
+    return held.local if isinstance(held, Piece) else held
 
 
 def written_by(layouts: Sequence[Layout], rank: int) -> set[tuple[str, str]]:

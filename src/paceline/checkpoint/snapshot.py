@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from paceline.checkpoint.errors import CheckpointError, NonFiniteStateError
-from paceline.checkpoint.pieces import Layout, Region, local_of, region_of, written_by
+from paceline.checkpoint.pieces import Held, Layout, Region, local_of, region_of, written_by
 from paceline.checkpoint.ranks import Ranks, raise_together
 
-TensorGroups = Mapping[str, Mapping[str, Tensor]]
+TensorGroups = Mapping[str, Mapping[str, Held]]
 
 
 @dataclass(frozen=True, slots=True)

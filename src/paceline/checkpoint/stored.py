@@ -14,7 +14,7 @@ from torch import Tensor
 
 from paceline.checkpoint.errors import CorruptCheckpointError
 from paceline.checkpoint.layout import TENSOR_SUFFIX, Manifest
-from paceline.checkpoint.pieces import Region, region_of, with_local
+from paceline.checkpoint.pieces import Held, Region, region_of
 
 Place = tuple[str, tuple[int, ...]]
 """A file that holds a part of a tensor, and where the part begins, by dim."""
@@ -39,8 +39,8 @@ class Loaded:
                 found[group][alias] = found[group][original]
         return found
 
-    def like(self, group: str, targets: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """For every target the tensor of its name, in the part and kind in which this rank holds the target.
+    def like(self, group: str, targets: Mapping[str, Held]) -> dict[str, Tensor]:
+        """For every target the numbers of its name that this rank holds: all of them, or those of its piece.
 
         Raises:
             KeyError: the checkpoint has no such group or name.
@@ -51,8 +51,7 @@ class Loaded:
         with _Files(self.path) as files:
             for name, target in targets.items():
                 stored = aliases.get(name, name)
-                part = _read(files, stored, places[stored], region_of(target, with_check=False))
-                found[name] = with_local(target, part)
+                found[name] = _read(files, stored, places[stored], region_of(target, with_check=False))
         return found
 
     @cached_property

@@ -235,13 +235,6 @@ def adapters_are_not_cut(config: Config) -> ConfigError | None:
     )
 
 
-def devices_are_supported(config: Config) -> ConfigError | None:
-    if config.cluster.num_devices == 1:
-        return None
-    rule = "training on several devices is not available in this version"
-    return ConfigError("cluster.num_devices", config.cluster.num_devices, rule, "1")
-
-
 RULES: tuple[Rule, ...] = (
     model_is_named,
     run_name_is_one_folder,
@@ -265,7 +258,6 @@ RULES: tuple[Rule, ...] = (
     budget_holds_the_longest_sample,
     ranks_divide_into_axes,
     adapters_are_not_cut,
-    devices_are_supported,
     sft_ignores_no_setting,
     sft_settings_need_sft,
 )

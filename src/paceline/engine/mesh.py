@@ -6,6 +6,7 @@ replicate x shard; the sp ranks of one such data rank share its tokens, the tp r
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from datetime import timedelta
 from typing import Any, Literal
 
 import torch
@@ -35,8 +36,12 @@ class RankMesh:
         return cls()
 
     @classmethod
-    def from_process_group(cls, sizes: MeshSizes, device_type: str) -> "RankMesh":
+    def from_process_group(
+        cls, sizes: MeshSizes, device_type: str, timeout_s: float | None = None
+    ) -> "RankMesh":
         """The mesh over the initialised default process group; every rank must call it, in the same order.
+
+        `timeout_s` bounds waits over the CPU (`gather_objects`); None is PyTorch's limit.
 
         Raises:
             ValueError: the process group has another number of ranks.
@@ -56,7 +61,9 @@ class RankMesh:
                 (sizes.replicate, sizes.shard * sp, tp),
                 mesh_dim_names=("replicate", "fsdp", "tp"),
             ),
-            object_group=dist.new_group(backend="gloo"),
+            object_group=dist.new_group(
+                backend="gloo", timeout=None if timeout_s is None else timedelta(seconds=timeout_s)
+            ),
             groups={axis: token_mesh.get_group(axis) for axis in ("data", "sp", "tp")},
         )
 

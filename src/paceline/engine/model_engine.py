@@ -19,6 +19,7 @@ from paceline.algorithms.objective import Metrics, PendingMetrics
 from paceline.config.schema import BatchSection, TrainSection
 from paceline.engine.activation_offload import ActivationOffload
 from paceline.engine.distribution import Shares, distribute
+from paceline.engine.meeting import meet
 from paceline.engine.memory_shortage import TokenBudget, give_back_memory, is_out_of_memory
 from paceline.engine.mesh import RankMesh
 from paceline.engine.optimizer import MasterAdamW, UpdateOutcome
@@ -156,6 +157,7 @@ class ModelEngine:
             for _ in range(count - len(plan.rows)):
                 read(model, empty_inputs(self._batch, model.device, self.mesh.sp_size))
             reshard(model)
+            meet(self.mesh, self._ledger, f"the others' {stage}")
             return self._exchange(samples, [found[index] for index in range(len(own))])
 
     def update(

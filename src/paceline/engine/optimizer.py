@@ -21,7 +21,7 @@ from paceline.engine.lr_schedule import learning_rate
 from paceline.engine.mesh import RankMesh
 from paceline.engine.shards import local_part, num_copies, part_of, spread_like
 
-_MOMENTS = ("exp_avg", "exp_avg_sq")
+MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,7 +202,7 @@ class MasterAdamW:
         for name, master in self._masters.items():
             state = self._adam.state.get(master)
             if state:
-                for moment in _MOMENTS:
+                for moment in MOMENTS:
                     found[f"{name}.{moment}"] = spread_like(state[moment], self._working[name])
         return found
 
@@ -245,7 +245,7 @@ class MasterAdamW:
                     "step": torch.tensor(float(state["num_applied"]), device=master.device),
                     **{
                         moment: part_of(moments[f"{name}.{moment}"], like).to(master.device, copy=True)
-                        for moment in _MOMENTS
+                        for moment in MOMENTS
                     },
                 }
         if self._fused is not None:

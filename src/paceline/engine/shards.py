@@ -50,6 +50,17 @@ def part_of(tensor: Tensor, like: Tensor) -> Tensor:
     return part
 
 
+def offsets_of(parameter: Tensor) -> tuple[int, ...]:
+    """Where this rank's part begins in the whole, by dim."""
+    offsets = [0] * parameter.dim()
+    if isinstance(parameter, DTensor):
+        for axis, placement, shape in _cuts(parameter):
+            dim, mesh = _dim(placement), parameter.device_mesh
+            each = -(-shape[dim] // mesh.size(axis))
+            offsets[dim] += min(mesh.get_local_rank(axis) * each, shape[dim])
+    return tuple(offsets)
+
+
 def num_copies(parameter: Tensor, world_size: int) -> int:
     """How many of the ranks hold the same part as this one."""
     if not isinstance(parameter, DTensor):

@@ -12,11 +12,11 @@ import torch.distributed as dist
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, PContext, start_processes
 from torch.distributed.elastic.multiprocessing.api import RunProcsResult
 
-from paceline.checkpoint.signals import StopRequest
 from paceline.config import Config, ConfigError, dump_config
 from paceline.launch.devices import check_device_count, resolve_kind
 from paceline.launch.placement import REPORTS_VARIABLE
 from paceline.launch.reports import read_reports
+from paceline.launch.signals import StopRequest
 from paceline.launch.stage_board import read_stage
 
 _MODULE = "paceline"

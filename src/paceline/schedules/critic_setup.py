@@ -1,18 +1,17 @@
 """The critic of a run: loaded, checked against the actor it judges, and put on an engine of its own."""
 
-import torch
-
 from paceline.config import Config, ConfigError
 from paceline.config.critic import critic_model, has_critic
 from paceline.data.seeds import child_seed
 from paceline.engine.critic import CriticEngine
 from paceline.model.packing_probe import probe_value_packing
 from paceline.model.value_head import ValueModel, load_value_model
+from paceline.schedules.place import Place
 from paceline.telemetry.ledger import Ledger
 
 
 def open_critic(
-    config: Config, device: torch.device, ledger: Ledger, num_token_ids: int, longest_sample: int
+    config: Config, place: Place, ledger: Ledger, num_token_ids: int, longest_sample: int
 ) -> CriticEngine | None:
     """The critic, or None where the algorithm has none.
 
@@ -24,11 +23,11 @@ def open_critic(
     if not has_critic(config):
         return None
     key = "model.path" if config.critic.path is None else "critic.path"
-    model = load_value_model(critic_model(config), device, child_seed(config.run.seed, "critic"), key)
+    model = load_value_model(critic_model(config), place.device, child_seed(config.run.seed, "critic"), key)
     _check_reads_the_actor(model, config, num_token_ids, longest_sample)
     if config.model.verify_packing:
         probe_value_packing(model)
-    return CriticEngine(model, config, ledger)
+    return CriticEngine(model, config, ledger, place.mesh_of("critic"))
 
 
 def _check_reads_the_actor(

@@ -14,9 +14,9 @@ from paceline.schedules.step_metrics import (
     record_rollout,
     sample_rows,
     shown_figures,
-    timing_metrics,
 )
-from paceline.telemetry.metrics import MetricAccumulator, read_metrics
+from paceline.schedules.together import reduce_metrics, restore_lost_metrics, time_step, write_metrics
+from paceline.telemetry.metrics import MetricAccumulator
 
 Status = Literal["running", "completed", "stopped", "failed"]
 
@@ -63,14 +63,11 @@ class Recorder:
         run.display.phase(f"evaluating {len(run.task.evaluation)} held-out prompts before training")
         evaluation = evaluate(run)
         self._keep_evaluation("before", evaluation)
-        with run.ledger.span("eval", "constant answer"):
-            baseline = constant_baseline(run.task.evaluation, run.pool)
-        if baseline is not None:
-            run.state.figures["accuracy_constant"] = baseline.accuracy
-            run.state.figures["constant_answer"] = baseline.answer
+        if run.mesh.is_first:
+            self._score_constant_answer()
         values = MetricAccumulator()
-        record_evaluation(evaluation, values)
-        run.log.record(0, values.reduce())
+        record_evaluation(run, evaluation, values)
+        write_metrics(run, 0, values.reduce())
         run.display.note(f"  accuracy before training: {evaluation.accuracy:.1%}")
 
     def evaluate_if_due(self, step: int) -> None:
@@ -81,7 +78,7 @@ class Recorder:
             return
         run.display.phase(f"evaluating {len(run.task.evaluation)} held-out prompts")
         evaluation = evaluate(run)
-        record_evaluation(evaluation, self.metrics)
+        record_evaluation(run, evaluation, self.metrics)
         self._keep_evaluation("after", evaluation)
 
     def save_if_due(self, step: int) -> None:
@@ -91,10 +88,10 @@ class Recorder:
         """
         run, settings = self._run, self._run.config.checkpoint
         self.metrics.add("weight_version", run.engine.weight_version)
-        self.step_values = self.metrics.reduce()
+        self.step_values = reduce_metrics(run, self.metrics)
         run.state.figures["step_values"] = {name: str(value) for name, value in self.step_values.items()}
         is_last = step == run.config.run.num_steps and settings.save_final
-        if is_last or run.stop.requested or (settings.every and step % settings.every == 0):
+        if run.stop_requested() or is_last or (settings.every and step % settings.every == 0):
             run.display.phase("saving a checkpoint")
             waits_before = run.store.num_waits
             self.step_values["checkpoint/blocked_s"] = save(run)
@@ -104,28 +101,23 @@ class Recorder:
     def save_if_interrupted(self) -> None:
         """Saves the last step if a request to stop came after the step had looked for one."""
         run = self._run
-        if run.stop.requested and run.state.step != self._saved_step:
+        if run.stop_requested() and run.state.step != self._saved_step:
             save(run)
             self._saved_step = run.state.step
 
     def end(self, step: int) -> None:
         """The step's section is closed: its seconds are known."""
         run = self._run
-        section = run.ledger.last_section
-        assert section is not None and section.step == step
         num_tokens = self.step_values["tokens/prompt"] + self.step_values["tokens/response"]
-        values = {**self.step_values, **timing_metrics(run, section, num_tokens)}
-        run.log.record(step, values)
+        timing = time_step(run, step, num_tokens)
+        values = {**self.step_values, **timing.metrics}
+        write_metrics(run, step, values)
         reward = values.get("reward/mean", math.nan)
-        run.display.step(step, section.wall_s, section.stage_s, reward, shown_figures(values, _SHOWN))
+        run.display.step(step, timing.wall_s, timing.stage_s, reward, shown_figures(values, _SHOWN))
 
     def restore_lost_record(self) -> None:
         """After a resume: the checkpointed step's metrics, if the process died between saving and recording them."""
-        state = self._run.state
-        recorded = {record.step for record in read_metrics(self._run.folder.path)}
-        if state.step not in recorded:
-            values = {name: float(value) for name, value in state.figures["step_values"].items()}
-            self._run.log.record(state.step, values)
+        restore_lost_metrics(self._run)
 
     def summary(self, status: Status, message: str = "") -> dict[str, Any]:
         """Writes summary.json and returns it."""
@@ -141,6 +133,14 @@ class Recorder:
         }
         run.folder.write_summary(summary)
         return summary
+
+    def _score_constant_answer(self) -> None:
+        run = self._run
+        with run.ledger.span("eval", "constant answer"):
+            baseline = constant_baseline(run.task.evaluation, run.pool)
+        if baseline is not None:
+            run.state.figures["accuracy_constant"] = baseline.accuracy
+            run.state.figures["constant_answer"] = baseline.answer
 
     def _keep_evaluation(self, when: Literal["before", "after"], evaluation: Evaluation) -> None:
         self._run.state.figures |= {

@@ -1,14 +1,19 @@
 """Prompts to scored groups: sampling, rewards while sampling, and dynamic sampling with a bound."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from itertools import chain
 
 from paceline.algorithms.reward_shaping import has_signal
 from paceline.data.seeds import sample_seed
 from paceline.data.tasks import max_new_tokens_for
+from paceline.engine.meeting import meet
+from paceline.engine.sharding import unsharded
 from paceline.rewards.pool import PendingScore
 from paceline.rollout import RolloutRequest, SamplingParams
 from paceline.schedules.setup import Run
+from paceline.schedules.sharing import into_groups, own_parts
 from paceline.types import Group, Prompt, RewardJob, Sample, Verdict
 
 
@@ -81,24 +86,39 @@ def rollout_request(run: Run, prompt: Prompt, num_samples: int, step: int) -> Ro
 
 
 def generate_groups(run: Run, requests: Sequence[RolloutRequest], temperature: float) -> list[Group]:
-    """Generates and scores; a sample goes to the reward workers the moment it is finished."""
+    """Generates and scores; a sample goes to the reward workers the moment it is finished.
+
+    Each rank does its share, with the whole weights; every rank gets all groups.
+    """
+    parts = own_parts(requests, run.mesh.world_size, run.mesh.rank)
     pending: dict[tuple[int, int], PendingScore] = {}
 
-    def submit(request_index: int, sample: Sample) -> None:
-        prompt = requests[request_index].prompt
+    def submit(part_index: int, sample: Sample) -> None:
+        prompt = parts[part_index].request.prompt
         job = RewardJob(prompt.text, sample.text, prompt.answer, prompt.metadata)
-        pending[request_index, sample.sample_index] = run.pool.submit(job)
+        pending[part_index, sample.sample_index] = run.pool.submit(job)
 
     params = SamplingParams(temperature, run.stop_token_ids, run.config.rollout.ignore_eos)
-    with run.ledger.span("rollout") as span:
-        generated = run.engine.generate(requests, params, submit)
+    with whole_weights(run), run.ledger.span("rollout") as span:
+        generated = run.engine.generate([part.request for part in parts], params, submit)
         span.add(tokens=run.engine.stats.num_generated_tokens, flops=run.engine.stats.flops)
     with run.ledger.span("reward"):
-        return [
-            Group(
-                request.prompt,
-                samples,
-                tuple(run.pool.gather([pending[index, sample.sample_index] for sample in samples])),
-            )
-            for index, (request, samples) in enumerate(zip(requests, generated, strict=True))
+        scored = [
+            (part.own(sample), run.pool.gather([pending[index, sample.sample_index]])[0])
+            for index, (part, samples) in enumerate(zip(parts, generated, strict=True))
+            for sample in samples
         ]
+    meet(run.mesh, run.ledger, "the others' samples")
+    with run.ledger.span("rollout", "exchange", cause="communication"):
+        return into_groups(requests, chain.from_iterable(run.mesh.gather_objects(scored)))
+
+
+@contextmanager
+def whole_weights(run: Run) -> Iterator[None]:
+    """The rollout engine holds all weights inside; with several ranks they are gathered, and freed again after."""
+    with ExitStack() as stack:
+        with run.ledger.span("sync", "gather weights", cause="communication"):
+            stack.enter_context(unsharded(run.trainer.engine.sharded))
+        yield
+        if run.mesh.world_size > 1:
+            run.engine.sleep()  # the cache must not take memory from training

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
 from paceline.config import Config, ConfigError, dump_config
 from paceline.engine.recompute import decoder_layers
@@ -26,17 +27,22 @@ class RunFolder:
 
     path: Path
     resumes: bool
+    is_writer: bool = True
+    """Whether this process writes what there is once for all ranks; where not, `write_` methods do nothing."""
 
     def write_environment(
         self, model: CausalModel, probe: ProbeResult | None, features: Mapping[str, Any] | None = None
     ) -> None:
         """env.json: versions, hardware, and which back ends were chosen; `features` are added to those."""
+        if not self.is_writer:
+            return
         device = model.device
         kernel = kernel_for(device)
         extra = {
             "device": device.type,
             "device_name": torch.cuda.get_device_name(device) if device.type == "cuda" else None,
             "num_threads": torch.get_num_threads(),
+            "num_ranks": dist.get_world_size() if dist.is_initialized() else 1,
             "dtype": str(model.dtype).removeprefix("torch."),
             "model_type": model.family.model_type,
             "family_tested": model.family.tested,
@@ -53,10 +59,14 @@ class RunFolder:
 
     def write_summary(self, figures: Mapping[str, Any]) -> None:
         """summary.json: what a person wants to know of the whole run."""
+        if not self.is_writer:
+            return
         self._write_json("summary.json", {"v": RECORD_VERSION, **figures})
 
     def write_samples(self, step: int, rows: Sequence[Mapping[str, Any]]) -> None:
         """samples/step{n}.jsonl: every completion of a step with its verdict and credit."""
+        if not self.is_writer:
+            return
         folder = self.path / "samples"
         folder.mkdir(exist_ok=True)
         text = "".join(json.dumps({"v": RECORD_VERSION, **row}, ensure_ascii=False) + "\n" for row in rows)

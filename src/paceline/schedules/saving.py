@@ -5,11 +5,15 @@ from pathlib import Path
 from typing import Any
 
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 from transformers import PreTrainedTokenizerBase
 
-from paceline.checkpoint import Loaded, export_hf, replaced_folder
+from paceline.checkpoint import Held, Loaded, Piece, export_hf, replaced_folder
 from paceline.config import Config, ConfigError
 from paceline.engine.critic import CriticEngine
+from paceline.engine.optimizer import MOMENTS, MasterAdamW
+from paceline.engine.sharding import unsharded
+from paceline.engine.shards import local_part, offsets_of, spread_like
 from paceline.model.loading import CausalModel
 from paceline.model.lora import AdaptedModel, save_adapter
 from paceline.schedules.setup import Run
@@ -25,10 +29,7 @@ def save(run: AnyRun) -> float:
     Working weights are not stored beside float32 masters: they follow from them bit by bit.
     """
     optimizer, critic = run.trainer.optimizer, critic_of(run)
-    tensors: dict[str, dict[str, Tensor]] = {
-        "masters": optimizer.masters(),
-        "moments": optimizer.moments(),
-    }
+    tensors = {"masters": pieces(optimizer.masters()), "moments": pieces(optimizer.moments())}
     state: dict[str, Any] = {
         "step": run.state.step,
         "figures": run.state.figures,
@@ -40,10 +41,40 @@ def save(run: AnyRun) -> float:
         "critic": None if critic is None else critic.optimizer.state(),
     }
     if critic is not None:
-        tensors["critic_masters"] = critic.optimizer.masters()
-        tensors["critic_moments"] = critic.optimizer.moments()
+        tensors["critic_masters"] = pieces(critic.optimizer.masters())
+        tensors["critic_moments"] = pieces(critic.optimizer.moments())
     with run.ledger.span("checkpoint"):
         return run.store.save(run.state.step, tensors, state, asynchronous=run.config.checkpoint.asynchronous)
+
+
+def pieces(tensors: Mapping[str, Tensor]) -> dict[str, Held]:
+    """Masters or moments as a checkpoint takes them: where they are divided over ranks, this rank's piece of each."""
+    return {
+        name: Piece(local_part(tensor), tuple(tensor.shape), offsets_of(tensor))
+        if isinstance(tensor, DTensor)
+        else tensor
+        for name, tensor in tensors.items()
+    }
+
+
+def load_optimizer(optimizer: MasterAdamW, loaded: Loaded, prefix: str, state: Mapping[str, int]) -> None:
+    """Puts an optimiser back from the groups `{prefix}masters` and `{prefix}moments`; a rank reads what it holds.
+
+    Raises:
+        KeyError: a parameter of this model is missing from the checkpoint.
+    """
+    masters = optimizer.masters()
+    moments = {f"{name}.{moment}": master for name, master in masters.items() for moment in MOMENTS}
+
+    def read(group: str, targets: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        found = loaded.like(group, pieces(targets))
+        return {name: spread_like(part, targets[name]) for name, part in found.items()}
+
+    optimizer.load(
+        read(f"{prefix}masters", masters),
+        read(f"{prefix}moments", moments) if state["num_applied"] else {},
+        state,
+    )
 
 
 def resume(run: AnyRun) -> bool:
@@ -71,9 +102,7 @@ def resume(run: AnyRun) -> bool:
                 str(loaded.state["seed"]),
             )
         check_adapters(run.config, loaded.state)
-        run.trainer.optimizer.load(
-            loaded.tensors["masters"], loaded.tensors.get("moments", {}), loaded.state["optimizer"]
-        )
+        load_optimizer(run.trainer.optimizer, loaded, "", loaded.state["optimizer"])
         load_critic(run, loaded)
         run.loader.load_state_dict(loaded.state["loader"])
         run.weight_version = loaded.state["weight_version"]
@@ -100,8 +129,7 @@ def load_critic(run: AnyRun, loaded: Loaded) -> None:
         rule = f"the checkpoint holds {held}, and a resumed run keeps what it was trained with"
         raise ConfigError("algorithm.advantage", run.config.algorithm.advantage, rule)
     if critic is not None and saved is not None:
-        tensors = loaded.tensors
-        critic.optimizer.load(tensors["critic_masters"], tensors.get("critic_moments", {}), saved)
+        load_optimizer(critic.optimizer, loaded, "critic_", saved)
 
 
 def adapter_identity(config: Config) -> dict[str, Any] | None:
@@ -132,6 +160,13 @@ def check_adapters(config: Config, state: Mapping[str, Any]) -> None:
     key = "model.path" if name == "base" else f"lora.{name}"
     rule = "a resumed run keeps the adapters and the base model that the checkpoint was written with"
     raise ConfigError(key, wanted[name], rule, str(saved[name]))
+
+
+def export_run(run: AnyRun) -> None:
+    """`export_weights` of a run's trained model. All ranks gather it, and the first writes."""
+    with unsharded(run.trainer.engine.sharded) as whole:
+        if run.mesh.is_first:
+            export_weights(whole, run.tokenizer, run.folder.path)
 
 
 def export_weights(model: CausalModel, tokenizer: PreTrainedTokenizerBase, run_dir: Path) -> None:

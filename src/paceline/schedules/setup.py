@@ -1,24 +1,29 @@
 """Everything a run holds, built once from its config in the order in which failures are cheapest."""
 
 import random
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from paceline.checkpoint import CheckpointStore, StopRequest
+from paceline.checkpoint import CheckpointStore
 from paceline.config import Config, ConfigError
 from paceline.config.arithmetic import batch_arithmetic, check_context, check_lengths
 from paceline.config.decisions import Decision, decide_old_logprob
+from paceline.config.parallelism import check_heads
 from paceline.data.loader import PromptLoader
 from paceline.data.seeds import child_seed
 from paceline.data.tasks import Task, build_task
 from paceline.engine.critic import CriticEngine
+from paceline.engine.mesh import RankMesh
+from paceline.engine.model_engine import ModelEngine
+from paceline.engine.sharding import unsharded
 from paceline.engine.trainer import TrainEngine
+from paceline.launch.signals import StopRequest
 from paceline.model.fused import fuse_for_device
 from paceline.model.loading import CausalModel, load_model, load_tokenizer, model_context, resolve_device
 from paceline.model.lora import AdaptedModel, add_adapters
@@ -30,22 +35,21 @@ from paceline.rollout.native.engine import EngineLimits
 from paceline.schedules.critic_setup import open_critic
 from paceline.schedules.display import Display
 from paceline.schedules.memory import check_memory
-from paceline.schedules.run_folder import RunFolder, open_run_folder
-from paceline.sync import InProcessSync
-from paceline.telemetry.device_memory import DeviceMemorySampler
-from paceline.telemetry.host_memory import host_rss
+from paceline.schedules.place import (
+    Place,
+    open_folder,
+    open_ledger,
+    open_log,
+    open_store,
+    refused_together,
+)
+from paceline.schedules.run_folder import RunFolder
+from paceline.schedules.run_state import RunState
+from paceline.sync import GatheredSync, InProcessSync
 from paceline.telemetry.ledger import Ledger
 from paceline.telemetry.metrics import MetricLog
-from paceline.telemetry.sinks import check_sinks, open_sinks
+from paceline.telemetry.sinks import check_sinks
 from paceline.types import Prompt
-
-
-@dataclass(slots=True)
-class RunState:
-    """What a checkpoint carries beside tensors: progress and figures that belong to the whole run."""
-
-    step: int = 0
-    figures: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -53,9 +57,11 @@ class Run:
     """The parts of a run, alive."""
 
     config: Config
+    mesh: RankMesh
     folder: RunFolder
     ledger: Ledger
-    log: MetricLog
+    log: MetricLog | None
+    """Metrics of the run; None where another rank writes them."""
     display: Display
     stop: StopRequest
     tokenizer: PreTrainedTokenizerBase
@@ -63,11 +69,11 @@ class Run:
     loader: PromptLoader[Prompt]
     pool: RewardPool
     model: CausalModel
-    reference: CausalModel | None
+    reference: ModelEngine | CausalModel | None
     trainer: TrainEngine
     critic: CriticEngine | None
     engine: NativeEngine
-    sync: InProcessSync
+    sync: InProcessSync | GatheredSync
     store: CheckpointStore
     old_logprob: Decision
     stop_token_ids: frozenset[int]
@@ -82,29 +88,29 @@ class Run:
     def weight_version(self, version: int) -> None:
         self.engine.weight_version = version
 
+    def stop_requested(self) -> bool:
+        """Whether any rank has been asked to stop. All ranks must ask together, and all get the same answer."""
+        return bool(self.mesh.max_count(int(self.stop.requested)))
+
 
 @contextmanager
-def open_run(config: Config, display: Display) -> Iterator[Run]:
-    """Builds a run and takes it down again, whatever happens in between.
+def open_run(config: Config, display: Display, place: Place | None = None) -> Iterator[Run]:
+    """Builds a run and takes it down again, whatever happens in between; `place` is None for one process alone.
 
     Raises:
         ConfigError: anything that a person can mend, before training starts.
         UnsupportedModelError: the model's family cannot be packed.
     """
+    place = place or Place(resolve_device(config.cluster.device))
+    mesh, device = place.mesh, place.device
     with ExitStack() as stack:
         stop = stack.enter_context(StopRequest())
         check_sinks(config.telemetry.sinks)
-        folder = open_run_folder(config)
-        device = resolve_device(config.cluster.device)
+        folder = open_folder(config, place)
         seed_and_threads(config)
-        ledger = Ledger(
-            folder.path / "ledger" / "rank0.jsonl",
-            sample_memory=DeviceMemorySampler(device) if device.type == "cuda" else None,
-            sample_host=host_rss,
-            since_process_start=True,
-        )
+        ledger = open_ledger(folder, place)
         stack.callback(ledger.close)
-        with ledger.span("setup", "task"):
+        with ledger.span("setup", "task"), refused_together(mesh):
             display.phase("reading the task")
             context = model_context(config.model)
             check_context(config, context)
@@ -114,32 +120,25 @@ def open_run(config: Config, display: Display) -> Iterator[Run]:
             longest = check_lengths(config, task.longest_prompt, context)
             check_memory(config, device, task.longest_prompt)
             loader = PromptLoader(task.train, config.batch.num_prompts, config.run.seed, config.task.shuffle)
-        pool = stack.enter_context(
-            RewardPool(
-                task.reward,
-                config.task.reward_workers,
-                config.task.reward_timeout_s,
-                log_path=folder.path / "rewards.log",
-            )
-        )
-        with ledger.span("setup", "model"):
+        pool = stack.enter_context(_open_pool(config, task, folder, place))
+        with ledger.span("setup", "model"), refused_together(mesh):
             display.phase("loading the model")
             model = load_trained_model(config, device)
+            check_heads(mesh.sizes, model.shape.num_heads, model.shape.num_kv_heads)
             probe = probe_packing(model) if config.model.verify_packing else None
             trainer = TrainEngine(
-                model, config, ledger, batch_arithmetic(config, model.max_context).total_updates
+                model, config, ledger, batch_arithmetic(config, model.max_context).total_updates, mesh
             )
-            reference = load_reference(config, trainer.model, device) if _needs_reference(config) else None
-            critic = open_critic(config, device, ledger, len(tokenizer), longest)
-        sinks = open_sinks(
-            config.telemetry.sinks, folder.path, config.run.name, config.model_dump(mode="json")
-        )
-        log = MetricLog(folder.path, sinks)
-        stack.callback(log.close)
-        engine = NativeEngine(model, tokenizer, _engine_limits(config), ledger)
-        parameters = model.module.named_parameters
+            reference = load_reference(config, trainer, place, ledger) if _needs_reference(config) else None
+            critic = open_critic(config, place, ledger, len(tokenizer), longest)
+        log = open_log(config, folder, place)
+        if log is not None:
+            stack.callback(log.close)
+        sharded = trainer.engine.sharded
+        engine = NativeEngine(sharded.view or sharded.model, tokenizer, _engine_limits(config), ledger)
         run = Run(
             config=config,
+            mesh=mesh,
             folder=folder,
             ledger=ledger,
             log=log,
@@ -149,19 +148,13 @@ def open_run(config: Config, display: Display) -> Iterator[Run]:
             task=task,
             loader=loader,
             pool=pool,
-            model=model,
+            model=trainer.model,
             reference=reference,
             trainer=trainer,
             critic=critic,
             engine=engine,
-            sync=InProcessSync(engine, parameters, parameters, ledger),
-            store=CheckpointStore(
-                folder.path / "checkpoints",
-                config.checkpoint.keep,
-                on_written=lambda start_ns, end_ns: ledger.background(
-                    "checkpoint", "write", start_ns, end_ns
-                ),
-            ),
+            sync=_open_sync(engine, trainer, ledger),
+            store=open_store(config, folder, place, ledger),
             old_logprob=decide_old_logprob(config),
             stop_token_ids=_stop_tokens(config, tokenizer),
         )
@@ -170,6 +163,31 @@ def open_run(config: Config, display: Display) -> Iterator[Run]:
             display.note(f"  task: {note}")
         stack.callback(run.store.wait)
         yield run
+
+
+def _open_pool(config: Config, task: Task, folder: RunFolder, place: Place) -> RewardPool:
+    """This rank's reward workers: it scores what it samples. The ranks of a node share its workers out."""
+    rank = place.mesh.rank
+    return RewardPool(
+        task.reward,
+        -(-config.task.reward_workers // place.num_local_ranks),
+        config.task.reward_timeout_s,
+        log_path=folder.path / ("rewards.log" if rank == 0 else f"rewards.rank{rank}.log"),
+    )
+
+
+def _open_sync(engine: NativeEngine, trainer: TrainEngine, ledger: Ledger) -> InProcessSync | GatheredSync:
+    mesh, sharded = trainer.engine.mesh, trainer.engine.sharded
+    if mesh.world_size == 1:
+        parameters = trainer.model.module.named_parameters
+        return InProcessSync(engine, parameters, parameters, ledger)
+
+    @contextmanager
+    def gathered() -> Iterator[Iterable[tuple[str, Tensor]]]:
+        with unsharded(sharded) as whole:
+            yield whole.module.named_parameters()
+
+    return GatheredSync(engine, gathered, mesh.gather_objects, ledger)
 
 
 def load_trained_model(config: Config, device: torch.device) -> CausalModel:
@@ -181,13 +199,16 @@ def load_trained_model(config: Config, device: torch.device) -> CausalModel:
     return model
 
 
-def load_reference(config: Config, model: CausalModel, device: torch.device) -> CausalModel:
-    """The untrained model: `model` without its adapters if it has any, else a second copy."""
+def load_reference(
+    config: Config, trainer: TrainEngine, place: Place, ledger: Ledger
+) -> ModelEngine | CausalModel:
+    """The untrained model: the trained one without its adapters if it has any, else a second copy on its own mesh."""
+    model = trainer.model
     if isinstance(model, AdaptedModel):
         return model.without_adapters()
-    reference = load_model(config.model, device, config.run.seed)
-    _fuse(config, reference)
-    return reference
+    copy = load_model(config.model, model.device, config.run.seed)
+    _fuse(config, copy)
+    return ModelEngine(copy, config.train, config.batch, ledger, None, mesh=place.mesh_of("reference"))
 
 
 def _fuse(config: Config, model: CausalModel) -> None:

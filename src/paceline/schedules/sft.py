@@ -7,8 +7,8 @@ from typing import Any
 from rich.console import Console
 
 from paceline.config import Config
-from paceline.schedules.display import Display
-from paceline.schedules.saving import export_weights, resume
+from paceline.schedules.place import open_display, placed
+from paceline.schedules.saving import export_run, resume
 from paceline.schedules.sft_recorder import SftRecorder
 from paceline.schedules.sft_setup import SftRun, open_sft_run, sft_sample
 from paceline.schedules.training import NothingTrainedError, RunResult
@@ -16,7 +16,7 @@ from paceline.schedules.training import NothingTrainedError, RunResult
 
 def train_supervised(run: SftRun, recorder: SftRecorder) -> None:
     """Trains until the epochs (or `sft.max_steps`) are done, or a request to stop is heard."""
-    while run.state.step < run.num_steps and not run.stop.requested:
+    while run.state.step < run.num_steps and not run.stop_requested():
         step = run.state.step + 1
         with run.ledger.step(step):
             recorder.begin(step)
@@ -40,9 +40,12 @@ def run_sft(config: Config, console: Console | None = None) -> RunResult:
         NothingTrainedError: no update was applied in the whole run.
     """
     title = f"{config.run.name} · sft · {Path(config.model.path).name}"
-    with Display(title, 0, config.telemetry.live, console, main_figure="loss") as display:
+    with (
+        placed(config) as place,
+        open_display(title, config, place, console, 0, main_figure="loss") as display,
+    ):
         display.note(f"{title} · {config.task.name or config.task.path}")
-        with open_sft_run(config, display) as run:
+        with open_sft_run(config, display, place) as run:
             display.plan(run.num_steps)
             resumed = resume(run)
             recorder = SftRecorder(run)
@@ -64,8 +67,8 @@ def _train(run: SftRun, recorder: SftRecorder) -> Mapping[str, Any]:
     with run.ledger.span("checkpoint", "finish writing"):
         run.store.wait()
         if run.config.checkpoint.export_hf:
-            export_weights(run.model, run.tokenizer, run.folder.path)
-    if run.trainer.optimizer.state()["num_applied"] == 0 and not run.stop.requested:
+            export_run(run)
+    if run.trainer.optimizer.state()["num_applied"] == 0 and not run.stop_requested():
         raise NothingTrainedError(
             f"{run.state.step} steps without a single optimiser update; see updates/* in metrics.jsonl"
         )

@@ -10,8 +10,9 @@ from paceline.engine.sft import HeldOutLoss
 from paceline.schedules.recorder import Status
 from paceline.schedules.saving import save
 from paceline.schedules.sft_setup import SftRun
-from paceline.schedules.step_metrics import shown_figures, timing_metrics
-from paceline.telemetry.metrics import MetricAccumulator, read_metrics
+from paceline.schedules.step_metrics import shown_figures
+from paceline.schedules.together import reduce_metrics, restore_lost_metrics, time_step, write_metrics
+from paceline.telemetry.metrics import MetricAccumulator
 
 _SHOWN = (
     ("tokens/s", "throughput/tokens_per_s", ",.0f"),
@@ -37,6 +38,8 @@ class SftRecorder:
 
     def rows(self, rows: Sequence[SftRow]) -> None:
         """The rows of a step are drawn."""
+        if not self._run.mesh.is_first:
+            return  # what all ranks know alike, the first records
         learned = sum(row.num_loss_tokens for row in rows)
         self.metrics.add("rows/learned", len(rows))
         self.metrics.add("tokens/loss", learned)
@@ -59,7 +62,7 @@ class SftRecorder:
             run.display.note(
                 f"  held-out loss before training: {found.loss:.4f} (perplexity {found.perplexity:,.2f})"
             )
-        run.log.record(0, values.reduce())
+        write_metrics(run, 0, values.reduce())
 
     def evaluate_if_due(self, step: int) -> None:
         """Evaluates every `run.eval_every` steps and after the last."""
@@ -73,10 +76,10 @@ class SftRecorder:
         """Saves every `checkpoint.every` steps, after the last, and when asked to stop."""
         run, settings = self._run, self._run.config.checkpoint
         self.metrics.add("weight_version", run.weight_version)
-        self.step_values = self.metrics.reduce()
+        self.step_values = reduce_metrics(run, self.metrics)
         run.state.figures["step_values"] = {name: str(value) for name, value in self.step_values.items()}
         is_last = step == run.num_steps and settings.save_final
-        if is_last or run.stop.requested or (settings.every and step % settings.every == 0):
+        if run.stop_requested() or is_last or (settings.every and step % settings.every == 0):
             run.display.phase("saving a checkpoint")
             waits_before = run.store.num_waits
             self.step_values["checkpoint/blocked_s"] = save(run)
@@ -85,27 +88,23 @@ class SftRecorder:
 
     def save_if_interrupted(self) -> None:
         """Saves the last step if a request to stop came after the step had looked for one."""
-        if self._run.stop.requested and self._run.state.step != self._saved_step:
+        if self._run.stop_requested() and self._run.state.step != self._saved_step:
             save(self._run)
             self._saved_step = self._run.state.step
 
     def end(self, step: int) -> None:
         """The step's section is closed: its seconds are known."""
         run = self._run
-        section = run.ledger.last_section
-        assert section is not None and section.step == step
         num_tokens = self.step_values["tokens/prompt"] + self.step_values["tokens/response"]
-        values = {**self.step_values, **timing_metrics(run, section, num_tokens)}
-        run.log.record(step, values)
+        timing = time_step(run, step, num_tokens)
+        values = {**self.step_values, **timing.metrics}
+        write_metrics(run, step, values)
         loss = values.get("loss/total", math.nan)
-        run.display.step(step, section.wall_s, section.stage_s, loss, shown_figures(values, _SHOWN))
+        run.display.step(step, timing.wall_s, timing.stage_s, loss, shown_figures(values, _SHOWN))
 
     def restore_lost_record(self) -> None:
         """After a resume: the checkpointed step's metrics, if the process died between saving and recording them."""
-        state = self._run.state
-        if state.step not in {record.step for record in read_metrics(self._run.folder.path)}:
-            values = {name: float(value) for name, value in state.figures["step_values"].items()}
-            self._run.log.record(state.step, values)
+        restore_lost_metrics(self._run)
 
     def summary(self, status: Status, message: str = "") -> dict[str, Any]:
         """Writes summary.json and returns it."""
@@ -126,9 +125,10 @@ class SftRecorder:
     def _evaluate(self, when: Literal["before", "after"], metrics: MetricAccumulator) -> HeldOutLoss:
         run = self._run
         found = run.trainer.evaluate(run.evaluation)
-        metrics.add("eval/loss", found.loss, found.num_tokens)
-        metrics.add("eval/perplexity", found.perplexity, found.num_tokens)
-        metrics.add("eval/tokens", found.num_tokens)
+        if run.mesh.is_first:
+            metrics.add("eval/loss", found.loss, found.num_tokens)
+            metrics.add("eval/perplexity", found.perplexity, found.num_tokens)
+            metrics.add("eval/tokens", found.num_tokens)
         run.state.figures |= {
             f"eval_loss_{when}": found.loss,
             f"perplexity_{when}": found.perplexity,

@@ -6,24 +6,34 @@ from dataclasses import dataclass, field
 
 from transformers import PreTrainedTokenizerBase
 
-from paceline.checkpoint import CheckpointStore, StopRequest
+from paceline.checkpoint import CheckpointStore
 from paceline.config import Config, ConfigError, check_context
+from paceline.config.parallelism import check_heads
 from paceline.config.rules import budget_problem
 from paceline.config.sft import is_sft, sft_updates, warm_up_ends_in_sft
 from paceline.data.loader import PromptLoader
 from paceline.data.sft import SftData, SftRow, build_sft_data
+from paceline.engine.mesh import RankMesh
 from paceline.engine.sft import SftEngine, SftSample
+from paceline.launch.signals import StopRequest
 from paceline.model.liger import apply_liger
 from paceline.model.loading import CausalModel, load_tokenizer, model_context, resolve_device
 from paceline.model.packing_probe import probe_packing
 from paceline.schedules.display import Display
-from paceline.schedules.run_folder import RunFolder, open_run_folder
-from paceline.schedules.setup import RunState, load_trained_model, seed_and_threads
-from paceline.telemetry.device_memory import DeviceMemorySampler
-from paceline.telemetry.host_memory import host_rss
+from paceline.schedules.place import (
+    Place,
+    open_folder,
+    open_ledger,
+    open_log,
+    open_store,
+    refused_together,
+)
+from paceline.schedules.run_folder import RunFolder
+from paceline.schedules.run_state import RunState
+from paceline.schedules.setup import load_trained_model, seed_and_threads
 from paceline.telemetry.ledger import Ledger
 from paceline.telemetry.metrics import MetricLog
-from paceline.telemetry.sinks import check_sinks, open_sinks
+from paceline.telemetry.sinks import check_sinks
 
 
 @dataclass(slots=True)
@@ -31,9 +41,10 @@ class SftRun:
     """The parts of a supervised run, alive. `evaluation` are the held-out rows as the engine takes them."""
 
     config: Config
+    mesh: RankMesh
     folder: RunFolder
     ledger: Ledger
-    log: MetricLog
+    log: MetricLog | None
     display: Display
     stop: StopRequest
     tokenizer: PreTrainedTokenizerBase
@@ -52,10 +63,14 @@ class SftRun:
         """Rows the epochs hold in all; the last update takes what is left of them."""
         return len(self.data.train) * self.config.sft.num_epochs
 
+    def stop_requested(self) -> bool:
+        """Whether any rank has been asked to stop. All ranks must ask together, and all get the same answer."""
+        return bool(self.mesh.max_count(int(self.stop.requested)))
+
 
 @contextmanager
-def open_sft_run(config: Config, display: Display) -> Iterator[SftRun]:
-    """Builds a run and takes it down again, whatever happens in between.
+def open_sft_run(config: Config, display: Display, place: Place | None = None) -> Iterator[SftRun]:
+    """Builds a run and takes it down again, whatever happens in between; `place` is None for one process alone.
 
     Raises:
         ConfigError: anything that a person can mend, before training starts.
@@ -63,20 +78,16 @@ def open_sft_run(config: Config, display: Display) -> Iterator[SftRun]:
     """
     if not is_sft(config):
         raise ConfigError("schedule.name", config.schedule.name, "is not that of a supervised run", "sft")
+    place = place or Place(resolve_device(config.cluster.device))
+    mesh, device = place.mesh, place.device
     with ExitStack() as stack:
         stop = stack.enter_context(StopRequest())
         check_sinks(config.telemetry.sinks)
-        folder = open_run_folder(config)
-        device = resolve_device(config.cluster.device)
+        folder = open_folder(config, place)
         seed_and_threads(config)
-        ledger = Ledger(
-            folder.path / "ledger" / "rank0.jsonl",
-            sample_memory=DeviceMemorySampler(device) if device.type == "cuda" else None,
-            sample_host=host_rss,
-            since_process_start=True,
-        )
+        ledger = open_ledger(folder, place)
         stack.callback(ledger.close)
-        with ledger.span("setup", "rows"):
+        with ledger.span("setup", "rows"), refused_together(mesh):
             display.phase("reading the rows")
             context = model_context(config.model)
             check_context(config, context)
@@ -84,19 +95,19 @@ def open_sft_run(config: Config, display: Display) -> Iterator[SftRun]:
             data = build_sft_data(config, tokenizer, context)
             num_steps = _check_lengths(config, data)
             loader = PromptLoader(data.train, config.batch.num_prompts, config.run.seed, config.task.shuffle)
-        with ledger.span("setup", "model"):
+        with ledger.span("setup", "model"), refused_together(mesh):
             display.phase("loading the model")
             model = load_trained_model(config, device)
+            check_heads(mesh.sizes, model.shape.num_heads, model.shape.num_kv_heads)
             probe = probe_packing(model) if config.model.verify_packing else None
             liger = apply_liger(model, config.sft.liger)
-            trainer = SftEngine(model, config, ledger, num_steps)
-        sinks = open_sinks(
-            config.telemetry.sinks, folder.path, config.run.name, config.model_dump(mode="json")
-        )
-        log = MetricLog(folder.path, sinks)
-        stack.callback(log.close)
+            trainer = SftEngine(model, config, ledger, num_steps, mesh)
+        log = open_log(config, folder, place)
+        if log is not None:
+            stack.callback(log.close)
         run = SftRun(
             config=config,
+            mesh=mesh,
             folder=folder,
             ledger=ledger,
             log=log,
@@ -106,15 +117,9 @@ def open_sft_run(config: Config, display: Display) -> Iterator[SftRun]:
             data=data,
             evaluation=tuple(sft_sample(row) for row in data.evaluation),
             loader=loader,
-            model=model,
+            model=trainer.engine.model,
             trainer=trainer,
-            store=CheckpointStore(
-                folder.path / "checkpoints",
-                config.checkpoint.keep,
-                on_written=lambda start_ns, end_ns: ledger.background(
-                    "checkpoint", "write", start_ns, end_ns
-                ),
-            ),
+            store=open_store(config, folder, place, ledger),
             num_steps=num_steps,
         )
         folder.write_environment(model, probe, {"liger": liger.is_used, "liger_reason": liger.reason})

@@ -1,27 +1,26 @@
 """A step's figures: what rollout, credit, evaluation and the ledger say, as metrics and rows."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-import torch
 
 from paceline.algorithms.gae import explained_variance, masked_mean
 from paceline.rewards.pool import reward_alarm
+from paceline.rollout.protocol import RolloutStats
 from paceline.schedules.credit import CreditedBatch
 from paceline.schedules.evaluation import Evaluation
 from paceline.schedules.rollouts import Rollout
 from paceline.schedules.setup import Run
-from paceline.schedules.sft_setup import SftRun
-from paceline.telemetry.flops import mfu, mfu_alarm
-from paceline.telemetry.hardware import known_peak_tflops
-from paceline.telemetry.ledger import SectionTotals
 from paceline.telemetry.metrics import MetricAccumulator
 
 
 def record_rollout(run: Run, rollout: Rollout, batch: CreditedBatch, metrics: MetricAccumulator) -> None:
-    """Everything known once a step's samples are scored and credited."""
-    samples, verdicts, stats = rollout.samples, rollout.verdicts, run.engine.stats
+    """Everything known once a step's samples are scored and credited; of what all ranks know, the first records."""
+    _record_engine(run.engine.stats, metrics)
+    if not run.mesh.is_first:
+        return
+    samples, verdicts = rollout.samples, rollout.verdicts
     lengths = [len(sample.token_ids) for sample in samples]
     scores = np.array([verdict.score for verdict in verdicts if verdict.score is not None])
     rewards = np.array([r for group in batch.rewards for r in group if r is not None])
@@ -47,13 +46,17 @@ def record_rollout(run: Run, rollout: Rollout, batch: CreditedBatch, metrics: Me
         metrics.add("steps/critic_alone", int(run.state.step < run.config.critic.pretrain_steps))
     metrics.add("rollout/generations", rollout.num_generations)
     metrics.add("rollout/exhausted", int(rollout.is_exhausted))
-    metrics.add("rollout/prefill_tokens", stats.num_prefill_tokens)
-    metrics.add("rollout/mean_running", stats.mean_running)
-    metrics.add("rollout/cache_bytes", stats.cache_bytes)
     metrics.add("prompts/consumed", len(rollout.prompt_ids))
     metrics.add("epoch", run.loader.epoch)
     if alarm := reward_alarm(verdicts):
         run.display.note(f"  ALARM: {alarm}")
+
+
+def _record_engine(stats: RolloutStats, metrics: MetricAccumulator) -> None:
+    """What this rank's own engine did."""
+    metrics.add("rollout/prefill_tokens", stats.num_prefill_tokens)
+    metrics.add("rollout/mean_running", stats.mean_running, stats.num_decode_steps)
+    metrics.add("rollout/cache_bytes", stats.cache_bytes)
 
 
 def _record_verdicts(rollout: Rollout, batch: CreditedBatch, metrics: MetricAccumulator) -> None:
@@ -84,59 +87,14 @@ def record_values(batch: CreditedBatch, metrics: MetricAccumulator) -> None:
             metrics.add(name, figure, num_tokens)
 
 
-def record_evaluation(evaluation: Evaluation, metrics: MetricAccumulator) -> None:
-    """Held-out scores."""
+def record_evaluation(run: Run, evaluation: Evaluation, metrics: MetricAccumulator) -> None:
+    """Held-out scores, which every rank knows and the first records."""
+    if not run.mesh.is_first:
+        return
     metrics.add("eval/accuracy", evaluation.accuracy)
     metrics.add("eval/mean_score", evaluation.mean_score)
     metrics.add("eval/completions", evaluation.num_completions)
     metrics.add("eval/without_verdict", evaluation.num_without_verdict)
-
-
-def timing_metrics(run: Run | SftRun, section: SectionTotals, num_tokens: float) -> dict[str, float]:
-    """What the ledger says of a finished step; these, unlike the rest, differ from run to run.
-
-    `num_tokens` are prompt and response tokens of the step's samples.
-    """
-    metrics = MetricAccumulator()
-    metrics.add("time/step", section.wall_s)
-    metrics.add("time/unaccounted", section.unaccounted_s)
-    for stage, seconds in section.stage_s.items():
-        metrics.add(f"time/{stage}", seconds)
-    metrics.add("throughput/tokens_per_s", num_tokens / section.wall_s)
-    if spent := section.stage_s.get("rollout"):
-        metrics.add("throughput/generated_tokens_per_s", section.stage_tokens["rollout"] / spent)
-    metrics.add("memory/peak_allocated", section.memory.peak_allocated)
-    metrics.add("memory/peak_reserved", section.memory.peak_reserved)
-    metrics.add("memory/host_rss", section.memory.host_rss)
-    _record_work(section, _peak_tflops(run), metrics)
-    values = metrics.reduce()
-    for alarm in mfu_alarms(values):
-        run.display.note(f"  ALARM: {alarm}")
-    return values
-
-
-def _record_work(section: SectionTotals, peak_tflops: float | None, metrics: MetricAccumulator) -> None:
-    """FLOP/s and MFU of every stage that declared FLOPs, and of the step."""
-    work = [(stage, flops, section.stage_s[stage]) for stage, flops in section.stage_flops.items()]
-    work.append(("step", sum(section.stage_flops.values()), section.wall_s))
-    for name, flops, seconds in work:
-        if seconds > 0 and flops:
-            metrics.add(f"tflops/{name}", flops / seconds / 1e12)
-            if (share := mfu(flops, seconds, 1, peak_tflops)) is not None:
-                metrics.add(f"mfu/{name}", share)
-
-
-def mfu_alarms(values: Mapping[str, float]) -> list[str]:
-    """A sentence for every MFU among a step's metrics that cannot be true."""
-    shares = {name: value for name, value in values.items() if name.startswith("mfu/")}
-    return [f"{name}: {alarm}" for name, value in shares.items() if (alarm := mfu_alarm(value))]
-
-
-def _peak_tflops(run: Run | SftRun) -> float | None:
-    device = run.model.device
-    name = torch.cuda.get_device_name(device) if device.type == "cuda" else None
-    dtype = str(run.model.dtype).removeprefix("torch.")
-    return known_peak_tflops(name, dtype, run.config.telemetry.peak_tflops)
 
 
 def sample_rows(step: int, rollout: Rollout, batch: CreditedBatch) -> list[dict[str, Any]]:

@@ -16,7 +16,7 @@ from paceline.schedules.setup import Run
 
 def train_synchronously(run: Run, recorder: Recorder) -> None:
     """Trains until `run.num_steps`, or until a request to stop is heard before or after a step."""
-    while run.state.step < run.config.run.num_steps and not run.stop.requested:
+    while run.state.step < run.config.run.num_steps and not run.stop_requested():
         step = run.state.step + 1
         with run.ledger.step(step):
             recorder.begin(step)

@@ -8,9 +8,9 @@ from typing import Any
 from rich.console import Console
 
 from paceline.config import Config, require_command
-from paceline.schedules.display import Display
+from paceline.schedules.place import open_display, placed
 from paceline.schedules.recorder import Recorder
-from paceline.schedules.saving import export_weights, resume
+from paceline.schedules.saving import export_run, resume
 from paceline.schedules.setup import Run, open_run
 from paceline.schedules.sync import train_synchronously
 
@@ -36,9 +36,9 @@ def run_training(config: Config, console: Console | None = None) -> RunResult:
     """
     require_command(config, "train")
     title = f"{config.run.name} · {config.algorithm.name} · {Path(config.model.path).name}"
-    with Display(title, config.run.num_steps, config.telemetry.live, console) as display:
+    with placed(config) as place, open_display(title, config, place, console) as display:
         display.note(f"{title} · {config.task.name or config.task.path}")
-        with open_run(config, display) as run:
+        with open_run(config, display, place) as run:
             resumed = resume(run)
             recorder = Recorder(run)
             if resumed:
@@ -60,8 +60,8 @@ def _train(run: Run, recorder: Recorder) -> Mapping[str, Any]:
     with run.ledger.span("checkpoint", "finish writing"):
         run.store.wait()
         if run.config.checkpoint.export_hf:
-            export_weights(run.model, run.tokenizer, run.folder.path)
-    if run.trainer.optimizer.state()["num_applied"] == 0 and not run.stop.requested:
+            export_run(run)
+    if run.trainer.optimizer.state()["num_applied"] == 0 and not run.stop_requested():
         raise NothingTrainedError(
             f"{run.state.step} steps without a single optimiser update: every update was skipped or had no token to "
             "train on; see updates/* in metrics.jsonl"

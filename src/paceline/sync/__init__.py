@@ -1,6 +1,7 @@
 """Weights from the trainer to the rollout engine, and the proof that they arrived."""
 
 from paceline.sync.fingerprint import fingerprint
+from paceline.sync.gathered import GatheredSync
 from paceline.sync.versions import InProcessSync, WeightSyncError
 
-__all__ = ["InProcessSync", "WeightSyncError", "fingerprint"]
+__all__ = ["GatheredSync", "InProcessSync", "WeightSyncError", "fingerprint"]

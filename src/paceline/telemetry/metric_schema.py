@@ -157,11 +157,16 @@ epoch | last | epochs | Passes over the prompts begun, from 0.
 
 _SPEED = """
 throughput/tokens_per_s | sum | tokens/s | tokens/prompt and tokens/response per second of the step, all devices.
-throughput/generated_tokens_per_s | sum | tokens/s | Tokens sampled, dropped groups too, per second of rollout.
+throughput/tokens_per_s_per_device | mean | tokens/s | The same per device; ranks that share tokens count each once.
+throughput/generated_tokens_per_s | sum | tokens/s | Tokens sampled, dropped too, per second of the longest rollout.
 time/step | mean | s | Wall time of the step, mean over ranks.
 time/unaccounted | mean | s | Wall time no span covered, mean over ranks.
 mfu/step | mean | share | Model FLOPs of the whole step over its wall time and the peak; absent without a known peak.
 tflops/step | mean | TFLOP/s | Model FLOPs of the whole step per second of its wall time and device.
+balance/tokens_max_over_mean | max | ratio | Most token slots of update_actor on one rank, over the mean of ranks.
+balance/flops_max_over_mean | max | ratio | Most FLOPs of update_actor on one rank, over the mean of ranks.
+balance/busy_max_over_mean | max | ratio | Longest time of the step a rank did not wait, over the mean of ranks.
+balance/slowest_rank | last | rank | The rank with that longest time.
 memory/peak_allocated | max | bytes | Most device memory held by tensors; 0 on a CPU.
 memory/peak_reserved | max | bytes | Most device memory held by the allocator; 0 on a CPU.
 memory/host_rss | max | bytes | Resident host memory of the largest process, children not included.

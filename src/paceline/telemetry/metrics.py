@@ -3,7 +3,7 @@
 import json
 import math
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -33,6 +33,7 @@ __all__ = [
     "metric_table",
     "read_metric_history",
     "read_metrics",
+    "reduce_over_ranks",
     "spec_of",
 ]
 
@@ -105,6 +106,17 @@ class MetricAccumulator:
             else:
                 reduced[name] = _FOLDS[reduction](collected.terms)
         return reduced
+
+
+def reduce_over_ranks(accumulators: Sequence[MetricAccumulator]) -> dict[str, float]:
+    """One step's values from all ranks' accumulators, in order of ranks: as if one process had observed everything.
+
+    Each observation is added on one rank only: on the one that made it, or, where all know it alike, on the first.
+    """
+    together = MetricAccumulator()
+    for accumulator in accumulators:
+        together.merge(accumulator)
+    return together.reduce()
 
 
 def _exact_sum(terms: list[float]) -> float:

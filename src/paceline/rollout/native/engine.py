@@ -75,6 +75,9 @@ class NativeEngine:
         Raises:
             ValueError: a request does not fit the model's context, or not one slot fits the memory bound.
         """
+        if not requests:  # a rank without a share of the samples
+            self._stats = RolloutStats()
+            return []
         self._check(requests)
         cache = self._take_cache(requests)
         run = _Run(self, requests, params, on_sample, cache)

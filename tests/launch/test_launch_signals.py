@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from paceline.checkpoint import StopRequest
+from paceline.launch.signals import StopRequest
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
