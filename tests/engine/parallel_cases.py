@@ -16,6 +16,8 @@ from paceline.engine.samples import TrainSample
 from paceline.engine.sharding import unsharded
 from paceline.engine.shards import full_tensor
 from paceline.engine.trainer import TrainEngine
+from paceline.model.fused import fuse_layers
+from paceline.model.fused.reference import ReferenceElementwise
 from paceline.model.loading import CausalModel
 from paceline.model.lora import AdaptedModel, add_adapters
 from paceline.telemetry.ledger import Ledger
@@ -34,6 +36,7 @@ class Case:
     dtype: torch.dtype = torch.float32
     num_updates: int = 2
     with_adapters: bool = False
+    is_fused: bool = False
 
 
 def settings(sections: dict[str, dict[str, Any]]) -> Config:
@@ -91,6 +94,8 @@ def softened(case: Case) -> CausalModel:
         for parameter in model.module.parameters():
             if parameter.dim() >= 2:
                 parameter *= 0.5
+    if case.is_fused:
+        assert fuse_layers(model.module, ReferenceElementwise(), adjacent=False).num_layers
     return add_adapters(model, LoraSection(rank=2), "base", seed=7) if case.with_adapters else model
 
 

@@ -109,6 +109,16 @@ def test_adapters_alone_are_trained_and_left_out_for_the_reference_on_every_mesh
     np.testing.assert_allclose(found["reference"], found["before"], rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("mesh", ["fsdp 2", "ulysses 2", "hsdp 2 x 2"])
+@pytest.mark.parametrize("family", ["llama", "qwen3"])
+def test_fused_layers_on_shards_give_the_numbers_of_plain_ones_on_one_rank(
+    mesh: str, family: str, ranks: RankPool
+):
+    sizes = MeshSizes(*MESHES[mesh])
+    found = ranks.run(sizes.num_ranks, updated, Case(family, sizes, is_fused=True))[0]
+    assert_same(found, reference(family), rel=2e-5, atol=2e-5)
+
+
 def test_frozen_weights_stay_in_the_working_dtype_beside_float32_masters(ranks: RankPool):
     """One FSDP part then holds shards of both dtypes."""
     expected = reference("llama", torch.bfloat16, with_adapters=True)
