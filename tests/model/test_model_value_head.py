@@ -15,6 +15,8 @@ from paceline.batching.prefixes import PackItem, build_pack
 from paceline.config import ConfigError
 from paceline.config.schema import ModelSection
 from paceline.model.attention import ATTENTION_NAME
+from paceline.model.fused import fuse_layers
+from paceline.model.fused.reference import ReferenceElementwise
 from paceline.model.inputs import packed_inputs, padded_inputs
 from paceline.model.value_head import load_value_model, response_values
 
@@ -65,6 +67,19 @@ def test_values_equal_one_by_one_evaluation_in_value_and_gradient(tmp_path, fami
         inputs = packed_inputs(build_pack(ITEMS, share_prefixes=layout == "shared prefixes"), CPU)
     found = response_values(model, inputs)
     assert found.dtype == torch.float32
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+    for name, gradient in gradients(model, found).items():
+        torch.testing.assert_close(gradient, expected_gradients[name], rtol=1e-4, atol=1e-4, msg=name)
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3"])
+def test_fused_layers_give_the_same_values_and_gradients(tmp_path, family):
+    model = critic_of(tmp_path, family)
+    inputs = packed_inputs(build_pack(ITEMS, share_prefixes=True), CPU)
+    expected = response_values(model, inputs)
+    expected_gradients = gradients(model, expected)
+    assert fuse_layers(model.module, ReferenceElementwise()).num_layers == 2
+    found = response_values(model, inputs)
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
     for name, gradient in gradients(model, found).items():
         torch.testing.assert_close(gradient, expected_gradients[name], rtol=1e-4, atol=1e-4, msg=name)

@@ -143,7 +143,8 @@ class AlgorithmSection(Section):
     """gae: the critic's loss holds a value that has moved further than this, in units of reward, since the rollout;
     0 = off."""
     std_floor: Annotated[float, Field(gt=0)] = 1e-3
-    """Groups (or batches) whose reward standard deviation is below this are not divided by it: advantage 0."""
+    """Groups (or batches) whose reward standard deviation is below this are not divided by it: advantage 0.
+    The same for a step's advantages where gae whitens them."""
     loss: Literal["clip", "gspo", "cispo"] | None = None
     """Policy loss; see algorithms/losses/."""
     clip_low: Annotated[float, Field(ge=0.0)] | None = None

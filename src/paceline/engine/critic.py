@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from paceline.algorithms.denominators import Denominator
-from paceline.algorithms.losses.value import ValueInputs, value_objective
+from paceline.algorithms.losses.value import ValueInputs
+from paceline.algorithms.value_objective import value_objective
 from paceline.config.critic import critic_batch, critic_train, num_critic_updates
 from paceline.config.schema import Config
 from paceline.engine.mesh import RankMesh
@@ -81,7 +82,8 @@ class CriticEngine:
             weight_T=mask_R / denominator.num_tokens,
             loss_mask_T=mask_R,
         )
-        return LossOutput(*value_objective(inputs, self._config.algorithm.value_clip))
+        output = value_objective(inputs, self._config.algorithm.value_clip)
+        return LossOutput(output.loss, pending=(output.pending,))
 
 
 def _read(model: CausalModel, inputs: ModelInputs) -> tuple[Tensor, ...]:

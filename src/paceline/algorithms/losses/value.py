@@ -46,19 +46,3 @@ def value_loss(inputs: ValueInputs, clip: float) -> ValueTerms:
     clipped_error_T = (old_T + (value_T - old_T).clamp(-clip, clip) - return_T).square()
     loss_T = 0.5 * torch.maximum(error_T, clipped_error_T)
     return ValueTerms(loss_T.masked_fill(out_T, 0.0), (clipped_error_T > error_T).detach() & ~out_T)
-
-
-def value_objective(inputs: ValueInputs, clip: float) -> tuple[Tensor, dict[str, tuple[float, float]]]:
-    """A micro-batch's part of the critic's loss, to call backward on, and metrics as name to (value, weight).
-
-    The loss is a partial sum over the mini-batch's denominator, and so is `critic/loss` (weight 1).
-    `critic/clip_fraction` is a mean over this micro-batch's loss tokens, absent when there are none.
-    """
-    terms = value_loss(inputs, clip)
-    loss = (inputs.weight_T * terms.loss_T).sum()
-    scalars = [loss.detach(), terms.clipped_T.sum(), (inputs.loss_mask_T != 0).sum()]
-    total, num_clipped, count = torch.stack([scalar.double() for scalar in scalars]).tolist()
-    metrics = {"critic/loss": (total, 1.0)}
-    if count:
-        metrics["critic/clip_fraction"] = (num_clipped / count, count)
-    return loss, metrics
