@@ -175,6 +175,26 @@ def test_several_loggers_of_one_run_are_merged(tmp_path: Path) -> None:
     assert timed[0].unix_s is not None
 
 
+def test_rollout_dumps_become_samples_of_the_first_and_last_step(tmp_path: Path) -> None:
+    logs = VerlLogs(num_steps=3)
+    logs.write_file_logger(tmp_path / "logs.jsonl")
+    logs.write_dumps(tmp_path / "rollouts")
+    run = import_verl(tmp_path)
+    run_dir = write_run(run, tmp_path / "run")
+    assert sorted(path.name for path in (run_dir / "samples").iterdir()) == ["step1.jsonl", "step3.jsonl"]
+    rows = [json.loads(line) for line in (run_dir / "samples" / "step3.jsonl").read_text().splitlines()]
+    assert [(row["prompt_id"], row["sample_index"], row["score"]) for row in rows] == [
+        ("0", 0, 0.0),
+        ("0", 1, 1.0),
+        ("1", 0, 0.0),
+        ("1", 1, 1.0),
+    ]
+    assert any("Of 3 rollout dumps" in note for note in run.notes)
+    assert not any("torn" in note for note in run.notes)
+    page = write_report(run_dir).read_text(encoding="utf-8")
+    assert "answer 0 of step 3" in page
+
+
 @pytest.mark.parametrize("content", ["", "nothing here\n", '{"a": 1}\n'])
 def test_what_is_no_log_of_verls_is_refused(content: str, tmp_path: Path) -> None:
     path = tmp_path / "x.jsonl"
@@ -197,8 +217,11 @@ def test_the_report_of_an_imported_run_renders(num_steps: int, num_devices: int,
     assert "another framework" in page
     assert "how the run ended is not known" in page
     assert "high-water mark" in page
+    assert "No counters were recorded" in page
+    assert "as the other framework logged it" in page
     figures = report_figures(run_dir)
     assert figures["num_steps"] == num_steps
+    assert figures["mfu"] == pytest.approx(0.31)
     assert figures["stages"]["update_actor"] == pytest.approx(60.0, rel=0.1)
     assert figures["unaccounted_s"] == pytest.approx(logs.residual_s)
 

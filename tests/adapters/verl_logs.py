@@ -123,6 +123,24 @@ class VerlLogs:
                 file.write(json.dumps({"step": step, "data": metrics}) + "\n")
         return path
 
+    def write_dumps(self, folder: Path, num_prompts: int = 2, num_samples: int = 2) -> Path:
+        """Rollout dumps, one file a step."""
+        folder.mkdir(parents=True)
+        for step in range(1, self.num_steps + 1):
+            rows = [
+                {
+                    "input": f"question {prompt}",
+                    "output": f"answer {sample} of step {step}",
+                    "gts": "42",
+                    "score": float(sample % 2),
+                    "step": step,
+                }
+                for prompt in range(num_prompts)
+                for sample in range(num_samples)
+            ]
+            (folder / f"{step}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        return folder
+
     def write_tensorboard(
         self, folder: Path, start_unix_s: float = 1_700_000_000.0, gap_s: float = 3.0
     ) -> Path:

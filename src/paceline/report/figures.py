@@ -122,11 +122,18 @@ def _speed(run: RunData) -> dict[str, float | None]:
     return {
         "tokens_per_s": _time_weighted(run, "throughput/tokens_per_s", "time/step"),
         "generated_tokens_per_s": _time_weighted(run, "throughput/generated_tokens_per_s", "time/rollout"),
-        "mfu": mfu(actor.flops, actor.self_s, 1, peak) if actor and has_actor else None,
+        "mfu": mfu(actor.flops, actor.self_s, 1, peak) if actor and has_actor else _logged_mfu(run),
         "mfu_step": mfu(flops, wall, 1, peak) if flops > 0 and wall > 0 else None,
         "tflops_update_actor": actor.flops / actor.self_s / 1e12 if actor and has_actor else None,
         "peak_tflops": peak,
     }
+
+
+def _logged_mfu(run: RunData) -> float | None:
+    """What another framework logged, by its own convention, where the ledger of an imported run has no FLOPs."""
+    if run.summary.get("status") != "imported":
+        return None
+    return _mean(value for _, value in run.series("mfu/update_actor"))
 
 
 def _time_weighted(run: RunData, rate: str, seconds: str) -> float | None:

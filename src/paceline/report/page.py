@@ -102,7 +102,7 @@ def build_page(run: RunData) -> Page:
         constants=constants,
         memory_charts=_memory_charts(run),
         counters=counter_views(counters(run)),
-        has_metrics=bool(run.history.records),
+        has_metrics=bool(run.history.records) and status != "imported",  # others do not count what we count
         notes=run.notes,
         shared_prompt=shared,
         sample_steps=sample_steps(run.samples, shared),

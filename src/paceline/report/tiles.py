@@ -78,6 +78,8 @@ def _accounted(figures: Mapping[str, Any]) -> str:
 def _mfu(figures: Mapping[str, Any]) -> Tile:
     achieved = figures["tflops_update_actor"]
     rate = f"{wording.number(achieved)} TFLOP/s in the actor update" if achieved else "no FLOPs recorded"
+    if figures["peak_tflops"] is None and figures["mfu"] is not None:
+        return Tile("MFU", wording.share(figures["mfu"]), "actor update, as the other framework logged it")
     if figures["peak_tflops"] is None:
         return Tile("MFU", "unknown", f"hardware without a known peak; {rate}")
     if figures["mfu"] is None:

@@ -46,5 +46,7 @@ class ImportedRun:
     config: dict[str, dict[str, Any]] = field(default_factory=dict)
     environment: dict[str, Any] = field(default_factory=dict)
     sources: Mapping[str, str] = field(default_factory=dict)
+    samples: dict[int, list[dict[str, Any]]] = field(default_factory=dict)
+    """Sample records by step, where the framework wrote completions."""
     end_unix_s: float | None = None
     """Latest time that is known of the run, where its lines carry none."""

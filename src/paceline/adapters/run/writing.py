@@ -25,7 +25,7 @@ _ROUNDING_S = 1e-6
 
 
 def write_run(run: ImportedRun, run_dir: Path) -> Path:
-    """Writes config.yaml, env.json, summary.json, metrics.jsonl, foreign_metrics.jsonl and the ledger of rank 0.
+    """Writes config.yaml, env.json, summary.json, metrics.jsonl, foreign_metrics.jsonl, the ledger of rank 0, samples.
 
     Raises:
         ConfigError: the folder holds something already; nothing is overwritten.
@@ -35,6 +35,9 @@ def write_run(run: ImportedRun, run_dir: Path) -> Path:
     write_lines(run_dir / "ledger" / "rank0.jsonl", _ledger(run, notes))
     write_lines(run_dir / METRICS_FILE, (_metrics(step) for step in run.steps if step.metrics))
     write_lines(run_dir / FOREIGN_FILE, (_foreign(step) for step in run.steps if step.foreign))
+    for number, rows in run.samples.items():
+        (run_dir / "samples").mkdir(exist_ok=True)
+        write_lines(run_dir / "samples" / f"step{number}.jsonl", rows)
     write_heads(run, run_dir, notes, sum(step.wall_s is not None for step in run.steps))
     return run_dir
 
@@ -148,6 +151,10 @@ def _step_lines(
     yield section_line(section), end
     if step.after_s:
         seconds = sum(step.after_s.values())
+        begin = end
+        for name, length in step.after_s.items():
+            yield span_line(SpanRecord(None, name, "", 0, begin, begin + length, length)), begin
+            begin += length
         yield section_line(_outside(end, seconds, step.after_s)), end + seconds
 
 

@@ -8,6 +8,7 @@ from paceline.adapters.run.imported import GIB, ImportedRun, ImportedStep, Stage
 from paceline.adapters.run.logs import Log, finite, merged, read_tensorboard
 from paceline.adapters.verl import names
 from paceline.adapters.verl.logs import find_logs, read_console, read_file_logger
+from paceline.adapters.verl.rollout_dumps import find_dumps, read_dump
 from paceline.config.errors import ConfigError
 
 Mode = Literal["auto", "sync", "async"]
@@ -42,6 +43,8 @@ def import_verl(path: Path, mode: Mode = "auto", name: str | None = None) -> Imp
     run = ImportedRun("verl", run_name, steps, sources=sources, end_unix_s=_latest(sources))
     run.environment = _environment(log)
     run.notes = [why, *_notes(log, builder, steps)]
+    if path.is_dir():
+        _take_samples(run, path)
     return run
 
 
@@ -56,6 +59,15 @@ def _read(path: Path) -> tuple[Log, dict[str, str]]:
                 logs.append(log)
                 sources[str(place)] = kind
     return merged(logs), sources
+
+
+def _take_samples(run: ImportedRun, folder: Path) -> None:
+    """The first and the last rollout dump: what a report shows. The others stay where they are."""
+    dumps = find_dumps(folder)
+    for step in sorted({*list(dumps)[:1], *list(dumps)[-1:]}):
+        run.samples[step] = list(read_dump(dumps[step], step))
+    if len(dumps) > len(run.samples):
+        run.notes.append(f"Of {len(dumps)} rollout dumps the first and the last were taken over.")
 
 
 def _latest(sources: dict[str, str]) -> float | None:

@@ -90,6 +90,8 @@ def find_logs(path: Path) -> dict[str, list[Path]]:
     found: dict[str, list[Path]] = {"file": [], "tensorboard": [], "console": []}
     for file in sorted(one for one in path.rglob("*") if one.is_file()):
         kind = _kind(file)
+        if kind == "file" and file.stem.isdigit():
+            continue  # a rollout dump, which is long
         place = file.parent if kind == "tensorboard" else file
         if (kind != "console" or file.suffix in (".log", ".txt", ".out", "")) and place not in found[kind]:
             found[kind].append(place)
