@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from paceline.config import Config, ConfigError, dump_config, explain, load_config
 from paceline.config.presets import PRESETS
+from paceline.config.schema import AUTO_TOKEN_BUDGET
 from paceline.config.yaml_scalars import parse_yaml, write_yaml
 
 BASE: dict[str, Any] = {"model": {"path": "org/model"}, "task": {"name": "word_sorting"}}
@@ -239,3 +240,12 @@ def test_every_setting_is_explained() -> None:
     assert {name.partition(".")[0] for name, *_ in rows} == set(Config.model_fields)
     for name, kind, default, description in rows:
         assert kind and default and description.endswith("."), name
+
+
+@pytest.mark.parametrize("value", ["0", "-1"])
+def test_a_token_budget_is_a_positive_number_or_auto(value: str) -> None:
+    with pytest.raises(ConfigError, match="must be at least 1, or auto"):
+        load_config(None, [f"batch.token_budget={value}"], base=BASE)
+    config = load_config(None, ["batch.token_budget=auto"], base=BASE)
+    assert config.batch.token_budget == AUTO_TOKEN_BUDGET
+    assert "token_budget: auto" in dump_config(config)

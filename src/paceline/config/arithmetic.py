@@ -16,13 +16,13 @@ from paceline.config.decisions import decide_old_logprob
 from paceline.config.errors import ConfigError
 from paceline.config.parallelism import ROLES, role_sizes
 from paceline.config.rules import budget_problem
-from paceline.config.schema import Config
+from paceline.config.schema import AUTO_TOKEN_BUDGET, Config
 from paceline.config.sft import is_sft
 
 
 @dataclass(frozen=True, slots=True)
 class BatchArithmetic:
-    """Derived sizes. Prompts and samples are global; token budgets are per device and micro-batch.
+    """Derived sizes. Prompts and samples are global; token budgets are per device and micro-batch (0: auto).
 
     None stands for what is not known before the model or the prompts are read: `max_context` of a Hugging Face
     id without `model.max_context`, and whatever depends on it.
@@ -191,8 +191,8 @@ def describe(config: Config, max_context: int | None = None) -> str:
         ("context", context),
         ("longest response", _tokens(sizes.max_new_tokens)),
         ("longest prompt", "not known yet" if sizes.longest_prompt is None else _prompt_room(sizes)),
-        ("token budget", f"{_tokens(sizes.token_budget)} per micro-batch and device, {batch.layout} layout"),
-        ("forward-only budget", _tokens(sizes.forward_token_budget)),
+        ("token budget", f"{_budget(sizes.token_budget)} per micro-batch and device, {batch.layout} layout"),
+        ("forward-only budget", _budget(sizes.forward_token_budget)),
         ("micro-batches per update", f"at most {sizes.max_micro_batches_per_update:,}"),
         ("response tokens per step", f"at most {sizes.max_response_tokens_per_step:,}"),
         (
@@ -236,13 +236,17 @@ def _critic_rows(config: Config) -> list[tuple[str, str]]:
         ),
         (
             "critic token budget",
-            f"{_tokens(budget)} per micro-batch and device, forward-only {critic_forward_budget(config):,}",
+            f"{_budget(budget)} per micro-batch and device, forward-only {_budget(critic_forward_budget(config))}",
         ),
     ]
 
 
 def _tokens(count: int) -> str:
     return f"{count:,} tokens"
+
+
+def _budget(tokens: int) -> str:
+    return "auto (from memory, when the run starts)" if tokens == AUTO_TOKEN_BUDGET else _tokens(tokens)
 
 
 def _prompt_room(sizes: BatchArithmetic) -> str:

@@ -205,7 +205,7 @@ def _translated(detail: ErrorDetails) -> ConfigError:
         nearest = None if number is None else f"{number} without quotes"
     if detail["type"] == "string_type":
         nearest = None if value is None else f"'{value}' in quotes"
-    rule = detail["msg"].replace("Input should be", "must be")
+    rule = detail["msg"].replace("Input should be", "must be").removeprefix("Value error, ")
     return ConfigError(".".join(location), value, rule[:1].lower() + rule[1:], nearest)
 
 

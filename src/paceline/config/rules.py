@@ -7,7 +7,7 @@ from paceline.config.critic_rules import CRITIC_RULES
 from paceline.config.decisions import decide_old_logprob, has_one_update_per_rollout
 from paceline.config.errors import ConfigError
 from paceline.config.parallelism import ROLES, role_sizes
-from paceline.config.schema import Config
+from paceline.config.schema import AUTO_TOKEN_BUDGET, Config
 from paceline.config.sft import is_sft, sft_ignores_no_setting, sft_settings_need_sft
 
 Rule = Callable[[Config], ConfigError | None]
@@ -208,7 +208,7 @@ def budget_problem(config: Config, longest: int, reason: str) -> ConfigError | N
             ("critic.forward_token_budget", critic.forward_token_budget, sharing),
         ]
     for key, budget, ranks in budgets:
-        if budget is not None and budget * ranks < longest:
+        if budget is not None and budget != AUTO_TOKEN_BUDGET and budget * ranks < longest:
             shared = f" over the {ranks} ranks that share a sequence" if ranks > 1 else ""
             rule = f"must hold the longest possible sample{shared}, {longest} tokens ({reason})"
             nearest = f"{-(-longest // ranks)}, or batch.overlong: own_micro_batch"

@@ -7,7 +7,7 @@ Rules that span several fields live in `config/rules.py`.
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer
 
 Positive = Annotated[int, Field(ge=1)]
 NonNegative = Annotated[int, Field(ge=0)]
@@ -179,6 +179,29 @@ class AlgorithmSection(Section):
     """Dynamic sampling stops after so many rollouts of one step and trains on what it has."""
 
 
+AUTO_TOKEN_BUDGET = 0
+"""How `auto` reads in a config whose run has not begun: no number yet. A run replaces it before anything uses it."""
+
+
+def _budget_of_a_word(value: Any) -> Any:
+    if value == "auto":
+        return AUTO_TOKEN_BUDGET
+    if isinstance(value, int) and not isinstance(value, bool) and value <= AUTO_TOKEN_BUDGET:
+        raise ValueError("must be at least 1, or auto")
+    return value
+
+
+def _word_of_a_budget(value: int) -> int | str:
+    return "auto" if value == AUTO_TOKEN_BUDGET else value
+
+
+TokenBudget = Annotated[
+    NonNegative,
+    BeforeValidator(_budget_of_a_word),
+    PlainSerializer(_word_of_a_budget, return_type=int | str),
+]
+
+
 class BatchSection(Section):
     num_prompts: Positive = 16
     """Prompts per step, over all devices."""
@@ -188,8 +211,9 @@ class BatchSection(Section):
     """Prompts per optimiser update, over all devices; default: num_prompts, one update per rollout."""
     num_epochs: Positive = 1
     """Passes over a rollout's mini-batches."""
-    token_budget: Positive = 8192
-    """Strict upper bound on the tokens of one micro-batch per device when training."""
+    token_budget: TokenBudget = 8192
+    """Strict upper bound on the tokens of one micro-batch per device when training. auto: the largest that the memory
+    estimate allows on the device, corrected at the start by one probe of forward and backward on an accelerator."""
     forward_token_budget: Positive | None = None
     """The same for forward-only passes; default: twice token_budget."""
     layout: Literal["packed", "padded"] = "packed"

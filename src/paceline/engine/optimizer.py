@@ -206,6 +206,10 @@ class MasterAdamW:
                     found[f"{name}.{moment}"] = spread_like(state[moment], self._working[name])
         return found
 
+    def bytes_to_come(self) -> int:
+        """What the first update will allocate for good: the moments, while they are not there yet."""
+        return 0 if self.moments() else 2 * sum(master.nbytes for master in self._masters.values())
+
     @property
     def num_applied(self) -> int:
         """Updates that were not skipped."""

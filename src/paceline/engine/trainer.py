@@ -107,6 +107,15 @@ class TrainEngine:
             return self._read, partial(self._loss, denominator)
         return _read_hidden, partial(self._one_pass_loss, denominator)
 
+    def rehearse(self, num_tokens: int, longest: int) -> bool:
+        """Forward and backward of micro-batches of `num_tokens` made-up tokens on every rank, in samples of up to
+        `longest`. False: memory ran out, and the budget is smaller now."""
+        samples = made_up_samples(num_tokens, longest, self.engine.mesh, self.model.shape.vocab_size)
+        denominator = denominator_of(samples, self._config.rollout.max_new_tokens)
+        with self._ledger.span("setup", "token budget", absorb=True) as span:
+            done = self.engine.accumulate(samples, "update_actor", *self._read_and_loss(denominator), span)
+        return done is not None
+
     def _read(self, model: CausalModel, inputs: ModelInputs) -> tuple[Tensor, ...]:
         return score(model, inputs, self._head)
 
@@ -216,6 +225,32 @@ class TrainEngine:
                 "rollout/logprob_difference_max": (numbers[1], 1.0),
             },
         )
+
+
+def made_up_samples(num_tokens: int, longest: int, mesh: RankMesh, vocab_size: int) -> list[TrainSample]:
+    """Samples that fill one micro-batch of `num_tokens` tokens per device on every rank, each with a prompt of its
+    own and an advantage, so that all of them are computed."""
+    room = num_tokens * mesh.sp_size
+    lengths = [longest] * (room // longest)
+    if (rest := room % longest) >= 2:
+        lengths.append(rest)
+    found = []
+    for index, length in enumerate(lengths * mesh.num_data):
+        response = max(1, length - 2)  # nearly all of it goes through the head
+        ones, zeros = np.ones(response, dtype=np.float32), np.zeros(response, dtype=np.float32)
+        found.append(
+            TrainSample(
+                prompt_id=f"made up {index}",
+                prompt_ids=(index % vocab_size, index // vocab_size % vocab_size)[: length - response],
+                response_ids=(0,) * response,
+                loss_mask=ones,
+                advantages=ones,
+                rollout_logprobs=zeros,
+                old_logprobs=zeros,
+                ref_logprobs=zeros,
+            )
+        )
+    return found
 
 
 def with_old_logprobs(

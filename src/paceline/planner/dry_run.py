@@ -3,8 +3,8 @@
 from dataclasses import replace
 
 from paceline.config.critic import critic_model, has_critic
-from paceline.config.schema import Config
-from paceline.planner.fit import check_fit, stated_device_bytes
+from paceline.config.schema import AUTO_TOKEN_BUDGET, BatchSection, Config
+from paceline.planner.fit import automatic_budget, check_fit, stated_device_bytes, with_budget
 from paceline.planner.memory_table import memory_table
 from paceline.planner.model_shape import MemoryShape, read_shape
 from paceline.planner.run_memory import RunFacts, estimate_run
@@ -31,8 +31,25 @@ def describe_memory(config: Config) -> str:
         critic_shape=critic_shape,
     )
     device_bytes = stated_device_bytes(config)
+    if config.batch.token_budget == AUTO_TOKEN_BUDGET:
+        config = _with_assumed_budget(config, facts, device_bytes, notes)
     estimate = estimate_run(config, facts) if device_bytes is None else check_fit(config, facts, device_bytes)
     return memory_table(replace(estimate, notes=(*estimate.notes, *notes)), device_bytes)
+
+
+def _with_assumed_budget(
+    config: Config, facts: RunFacts, device_bytes: float | None, notes: list[str]
+) -> Config:
+    longest = config.model.max_context or 2 * config.rollout.max_new_tokens
+    if device_bytes is None:
+        budget = max(longest, BatchSection().token_budget)
+        notes.append(f"batch.token_budget: auto is taken for {budget:,} tokens, as no device is named")
+    else:
+        budget = automatic_budget(config, facts, device_bytes, longest)
+        notes.append(
+            f"batch.token_budget: auto begins with {budget:,} tokens, for samples of up to {longest:,}"
+        )
+    return with_budget(config, budget)
 
 
 def _critic_shape(config: Config) -> MemoryShape | None:

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from paceline.config.errors import ConfigError
+from paceline.config.parallelism import mesh_sizes
 from paceline.config.schema import Config
 from paceline.planner.memory import GIB, MemoryEstimate
 from paceline.planner.run_memory import RunFacts, estimate_run
@@ -11,8 +12,9 @@ from paceline.telemetry.hardware import lookup
 
 _USABLE_SHARE = 0.95
 _CONTEXT_BYTES = 0.75 * GIB
-_SMALLEST_BUDGET = 256
 _BUDGET_STEP = 256
+_MOST_ON_DEVICE = 65_536
+_MOST_ON_CPU = 16_384
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +87,9 @@ def ways_to_fit(config: Config, facts: RunFacts, usable: float) -> list[Switch]:
 
 
 def largest_budget(config: Config, facts: RunFacts, usable: float, most: int = 1 << 20) -> int | None:
-    """The largest `batch.token_budget` that fits, in steps of 256 tokens; None when not even 256 do."""
+    """The largest `batch.token_budget` up to `most` that fits, else in steps of 256 tokens; None when 256 do not."""
+    if estimate_run(config, facts, most).total <= usable:
+        return most
     low, high = 0, most // _BUDGET_STEP
     while low < high:
         middle = (low + high + 1) // 2
@@ -93,7 +97,37 @@ def largest_budget(config: Config, facts: RunFacts, usable: float, most: int = 1
             low = middle
         else:
             high = middle - 1
-    return low * _BUDGET_STEP if low * _BUDGET_STEP >= _SMALLEST_BUDGET else None
+    return low * _BUDGET_STEP or None
+
+
+def most_useful_budget(config: Config, longest_sample: int, on_cpu: bool) -> int:
+    """Tokens beyond which a larger budget gains nothing: a whole mini-batch in one micro-batch, or more tokens than
+    keep the device busy."""
+    batch, sizes = config.batch, mesh_sizes(config.cluster)
+    prompts = batch.mini_batch_prompts or batch.num_prompts
+    per_rank = -(-prompts * batch.num_samples // sizes.num_data) * longest_sample
+    most = _MOST_ON_CPU if on_cpu else _MOST_ON_DEVICE
+    return max(-(-longest_sample // sizes.sequence_parallel), min(per_rank // sizes.sequence_parallel, most))
+
+
+def automatic_budget(config: Config, facts: RunFacts, device_bytes: float, longest_sample: int) -> int:
+    """The token budget that `auto` begins with.
+
+    Raises:
+        ConfigError: not even the longest sample fits; the switches that would make it fit are named.
+    """
+    usable = usable_bytes(device_bytes)
+    found = largest_budget(config, facts, usable, most_useful_budget(config, longest_sample, facts.on_cpu))
+    shortest = -(-longest_sample // mesh_sizes(config.cluster).sequence_parallel)
+    if found is None or found < shortest:
+        check_fit(with_budget(config, shortest), facts, device_bytes)
+        found = shortest
+    return found
+
+
+def with_budget(config: Config, tokens: int) -> Config:
+    """The config with that token budget."""
+    return config.model_copy(update={"batch": config.batch.model_copy(update={"token_budget": tokens})})
 
 
 def _switches(config: Config, facts: RunFacts, usable: float) -> Iterator[Switch]:
@@ -103,9 +137,7 @@ def _switches(config: Config, facts: RunFacts, usable: float) -> Iterator[Switch
         yield Switch(f"{section}.{key}: {_written(value)}", changed, estimate_run(changed, facts).total)
     budget = largest_budget(config, facts, usable, config.batch.token_budget)
     if budget is not None and budget < config.batch.token_budget:
-        changed = config.model_copy(
-            update={"batch": config.batch.model_copy(update={"token_budget": budget})}
-        )
+        changed = with_budget(config, budget)
         yield Switch(f"batch.token_budget: {budget}", changed, estimate_run(changed, facts).total)
 
 

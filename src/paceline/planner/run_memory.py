@@ -52,9 +52,7 @@ def estimate_run(config: Config, facts: RunFacts, token_budget: int | None = Non
         own_batch = critic_batch(config.model_copy(update={"batch": batch}))
         critic = replace(
             trained_model(config, replace(facts, shape=shape), own_batch),
-            shape=replace(
-                shape, tied_head=True
-            ),  # a value head of one row takes the place of the output head
+            shape=replace(shape, tied_head=True),  # one row in the place of the output head
             head=None,
             num_trained=None,
         )

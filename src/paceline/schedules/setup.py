@@ -15,6 +15,7 @@ from paceline.config import Config, ConfigError
 from paceline.config.arithmetic import batch_arithmetic, check_context, check_lengths
 from paceline.config.decisions import Decision, decide_old_logprob
 from paceline.config.parallelism import check_heads
+from paceline.config.schema import AUTO_TOKEN_BUDGET
 from paceline.data.loader import PromptLoader
 from paceline.data.seeds import child_seed
 from paceline.data.tasks import Task, build_task
@@ -34,7 +35,7 @@ from paceline.rollout import NativeEngine
 from paceline.rollout.native.engine import EngineLimits
 from paceline.schedules.critic_setup import open_critic
 from paceline.schedules.display import Display
-from paceline.schedules.memory import check_memory
+from paceline.schedules.memory import probe_budget, settle_budget
 from paceline.schedules.place import (
     Place,
     open_folder,
@@ -118,7 +119,8 @@ def open_run(config: Config, display: Display, place: Place | None = None) -> It
             task = build_task(config, tokenizer, context)
             resolve(task.reward)
             longest = check_lengths(config, task.longest_prompt, context)
-            check_memory(config, device, task.longest_prompt)
+            is_auto = config.batch.token_budget == AUTO_TOKEN_BUDGET
+            config = settle_budget(config, place, task.longest_prompt, longest)
             loader = PromptLoader(task.train, config.batch.num_prompts, config.run.seed, config.task.shuffle)
         pool = stack.enter_context(_open_pool(config, task, folder, place))
         with ledger.span("setup", "model"), refused_together(mesh):
@@ -131,6 +133,10 @@ def open_run(config: Config, display: Display, place: Place | None = None) -> It
             )
             reference = load_reference(config, trainer, place, ledger) if _needs_reference(config) else None
             critic = open_critic(config, place, ledger, len(tokenizer), longest)
+            if is_auto:
+                others = [] if critic is None else [critic.engine]
+                found = probe_budget(config, trainer, others, place, task.longest_prompt, longest)
+                display.note(f"  token budget: {found}")
         log = open_log(config, folder, place)
         if log is not None:
             stack.callback(log.close)

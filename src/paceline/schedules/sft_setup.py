@@ -20,6 +20,7 @@ from paceline.model.liger import apply_liger
 from paceline.model.loading import CausalModel, load_tokenizer, model_context, resolve_device
 from paceline.model.packing_probe import probe_packing
 from paceline.schedules.display import Display
+from paceline.schedules.memory import settle_budget
 from paceline.schedules.place import (
     Place,
     open_folder,
@@ -94,6 +95,7 @@ def open_sft_run(config: Config, display: Display, place: Place | None = None) -
             tokenizer = load_tokenizer(config.model)
             data = build_sft_data(config, tokenizer, context)
             num_steps = _check_lengths(config, data)
+            config = settle_budget(config, place, 0, data.longest)
             loader = PromptLoader(data.train, config.batch.num_prompts, config.run.seed, config.task.shuffle)
         with ledger.span("setup", "model"), refused_together(mesh):
             display.phase("loading the model")
