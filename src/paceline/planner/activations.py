@@ -113,10 +113,10 @@ def selective_bytes(shape: MemoryShape, how: LayerExecution, keep: SelectiveKeep
     b, hidden = how.element_bytes, shape.model.hidden_size
     query, key, width = shape.query_width, shape.key_width, shape.active_width
     if how.kind == "fused":
-        # the fused layer drops what is cheap to form again, and with half_matmuls the gate-up product
+        # element-wise results are formed again; the gate-up product is kept by all, every second or no layer
         joint = b * (query + 2 * key) if shape.head_norms else 0
         kept = 2 * b * hidden + 8 + joint + _attention_bytes(shape, how)
-        return kept + (2 * b * width if keep == "matmuls" else 0)
+        return kept + b * width * {"matmuls": 2, "half_matmuls": 1, "attention": 0}[keep]
     attended = b * hidden + b * query + 4 * shape.model.num_heads
     inner = (_mlp_tensors(shape) // 2) * width
     if keep == "attention":

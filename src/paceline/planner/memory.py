@@ -46,10 +46,12 @@ class Sharding:
 
 @dataclass(frozen=True, slots=True)
 class HeadKind:
-    """The log-prob head: tokens per chunk, whether it forms gradients in its forward pass, whether its logits are
-    scored as they are (temperature 1, no cap), and whether the entropy has a gradient."""
+    """The log-prob head: tokens per chunk, and how it is computed. `kernels`: softmax and gradient in place, without
+    copies of the logits; `one_pass`: with kernels, and gradients formed in the forward pass; neither: plain torch,
+    where `plain` says that the logits are scored as they are (temperature 1, no cap)."""
 
     chunk: int = 1024
+    kernels: bool = False
     one_pass: bool = False
     plain: bool = True
     entropy_grad: bool = False
@@ -211,17 +213,21 @@ def _head_update(model: TrainedModel, own: MemoryShape, head: HeadKind) -> float
     one_row = b * own.model.hidden_size * rows
     chunk = min(head.chunk, rows) * own.model.vocab_size
     weight = own.embedding_parameters if model.num_trained is None else 0
-    if head.one_pass:
-        return 2 * one_row + _FLOAT32 * weight + b * max(chunk, weight)
-    backward = (
-        3 * b * chunk if head.plain and not head.entropy_grad else (24 if head.entropy_grad else 20) * chunk
-    )
-    summed = one_row + _FLOAT32 * weight + max(backward, b * chunk + b * weight)
-    return one_row + max(_head_forward(head, b) * chunk, summed)
+    if head.one_pass:  # the hidden states are gone when the weight's gradient is rounded
+        return one_row + _FLOAT32 * weight + max(one_row + b * chunk, b * weight)
+    forward = _head_forward(head, b) * chunk
+    if head.kernels:
+        backward = max(2 * b * chunk, b * weight)
+    else:
+        plain = 3 * b if head.plain and not head.entropy_grad else 24 if head.entropy_grad else 20
+        backward = max(plain * chunk, b * chunk + b * weight)
+    return one_row + max(forward, one_row + _FLOAT32 * weight + backward)
 
 
 def _head_forward(head: HeadKind, b: int) -> float:
-    """Bytes per logit at the head's widest point without gradients."""
+    """Bytes per logit at the head's widest point without gradients; two chunks of logits meet."""
+    if head.kernels or head.one_pass:
+        return 2.0 * b
     return 8.0 + b if head.plain else 12.0 + b
 
 

@@ -20,7 +20,8 @@ class MemoryShape:
     """Sizes beyond `ModelShape` that memory depends on.
 
     `num_norms` per layer; `head_norms`: queries and keys are normed per head; `float_norms`: norm weights are applied
-    in float32 (Gemma); `qkv_bias`: query, key and value products have a bias.
+    in float32 (Gemma); `qkv_bias`: query, key and value products have a bias; `silu`: the
+    gate is silu.
     """
 
     model: ModelShape
@@ -29,6 +30,8 @@ class MemoryShape:
     head_norms: bool = False
     float_norms: bool = False
     qkv_bias: bool = False
+    family: str = ""
+    silu: bool = True
     max_context: int | None = None
 
     @classmethod
@@ -47,6 +50,8 @@ class MemoryShape:
             num_norms=4 if family in _FOUR_NORM_FAMILIES else 2,
             head_norms=family in _HEAD_NORM_FAMILIES,
             float_norms=family in _GEMMA_FAMILIES,
+            family=family or "",
+            silu=text.get("hidden_act", "silu") == "silu",
             qkv_bias=family in _QKV_BIAS_FAMILIES or bool(text.get("attention_bias")),
             max_context=text.get("max_position_embeddings"),
         )

@@ -24,6 +24,9 @@ from paceline.planner.model_shape import MemoryShape
 
 _SLOT_STEP = 32
 
+FUSED_FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
+"""Families whose layers `model/fused` computes (a test holds the two lists equal; this folder stays torch-free)."""
+
 
 @dataclass(frozen=True, slots=True)
 class RunFacts:
@@ -70,15 +73,12 @@ def trained_model(config: Config, facts: RunFacts, batch: BatchSection) -> Train
         token_budget=batch.token_budget,
         response_tokens=batch.token_budget,
         forward_token_budget=batch.forward_token_budget or 2 * batch.token_budget,
-        how=LayerExecution(
-            kind="eager",
-            attention="pieces" if facts.on_cpu else "grouped",
-            element_bytes=facts.element_bytes,
-            frozen=config.lora.rank > 0,
-        ),
+        how=layer_execution(config, facts),
         recompute=Recomputation(train.gradient_checkpointing, train.checkpoint_every, train.selective_keep),
         head=HeadKind(
             chunk=train.logprob_chunk,
+            kernels=not facts.on_cpu,
+            one_pass=not facts.on_cpu and train.preset == "fast" and sizes.num_ranks == 1,
             plain=config.rollout.temperature == 1.0,
             entropy_grad=config.algorithm.entropy_coefficient > 0.0,
         ),
@@ -89,6 +89,24 @@ def trained_model(config: Config, facts: RunFacts, batch: BatchSection) -> Train
         ),
         num_trained=num_adapter_parameters(config, shape) if config.lora.rank else None,
         activation_offload=train.activation_offload and not facts.on_cpu,
+    )
+
+
+def layer_execution(config: Config, facts: RunFacts) -> LayerExecution:
+    """Who computes the layers. On an accelerator, kernels are taken to be installed."""
+    fused = (
+        not facts.on_cpu
+        and config.train.preset == "fast"
+        and config.cluster.tensor_parallel_size == 1
+        and config.lora.rank == 0  # adapted products are no plain linear layers
+        and facts.shape.family in FUSED_FAMILIES
+        and facts.shape.silu
+    )
+    return LayerExecution(
+        kind="fused" if fused else "eager",
+        attention="pieces" if facts.on_cpu else "grouped",
+        element_bytes=facts.element_bytes,
+        frozen=config.lora.rank > 0,
     )
 
 
