@@ -10,10 +10,14 @@ from paceline.batching.prefixes import PackItem, build_pack
 from paceline.config.schema import TrainSection
 from paceline.engine.recompute import apply_recompute, decoder_layers
 from paceline.model.families import check_family
+from paceline.model.fused.layers import FUSED_FAMILIES as FUSED_IN_THE_MODEL
+from paceline.model.fused.layers import fuse_layers
+from paceline.model.fused.reference import ReferenceElementwise
 from paceline.model.inputs import packed_inputs, padded_inputs
 from paceline.model.loading import CausalModel, wrap_model
 from paceline.planner.activations import LayerExecution, Recomputation, kept_bytes
 from paceline.planner.model_shape import MemoryShape
+from paceline.planner.run_memory import FUSED_FAMILIES
 
 CPU = torch.device("cpu")
 NUM_TOKENS = 96
@@ -58,6 +62,34 @@ def rotary_of(model: CausalModel, hidden, position_ids):
         kinds = model.module.config.layer_types
         return [body.rotary_emb(hidden, position_ids, kind) for kind in kinds]
     return [body.rotary_emb(hidden, position_ids)] * len(body.layers)
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen3", "qwen2"])
+@pytest.mark.parametrize(
+    "recompute",
+    [
+        Recomputation(),
+        Recomputation("selective"),
+        Recomputation("selective", keep="half_matmuls"),
+        Recomputation("selective", keep="attention"),
+        Recomputation("all"),
+    ],
+    ids=str,
+)
+def test_kept_bytes_of_fused_layers_are_estimated_within_a_tenth(family, recompute):
+    model = model_of(family, torch.bfloat16)
+    assert fuse_layers(model.module, ReferenceElementwise()).num_layers == 2
+    settings = TrainSection(gradient_checkpointing=recompute.choice, selective_keep=recompute.keep)
+    apply_recompute(decoder_layers(model.module, 2), settings)
+    counted = counted_bytes(model, "padded")
+    shape = MemoryShape.from_hf_config(model.module.config.to_dict())
+    assert NUM_TOKENS * kept_bytes(shape, LayerExecution("fused"), recompute) == pytest.approx(
+        counted, rel=0.1
+    )
+
+
+def test_the_planner_knows_the_families_whose_layers_are_fused():
+    assert FUSED_FAMILIES == FUSED_IN_THE_MODEL
 
 
 def estimated_bytes(model: CausalModel, layout: str, recompute: Recomputation) -> float:
