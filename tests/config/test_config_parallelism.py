@@ -99,17 +99,6 @@ def test_sizes_that_do_not_divide_are_refused_with_the_recipe():
     )
 
 
-def test_adapters_are_refused_on_tensor_parallel_ranks():
-    sections = {
-        **BASE,
-        "lora": {"rank": 4},
-        "cluster": {"num_devices": 2, "tensor_parallel_size": 2},
-    }
-    with pytest.raises(ConfigError) as refused:
-        load_config(None, sections=sections)
-    assert any("PEFT" in problem.rule for problem in refused.value.problems)
-
-
 def test_heads_of_a_local_model_are_checked_before_it_is_loaded(tmp_path):
     (tmp_path / "config.json").write_text('{"num_attention_heads": 28, "num_key_value_heads": 4}')
     model = ModelSection(path=str(tmp_path))

@@ -225,16 +225,6 @@ def ranks_divide_into_axes(config: Config) -> ConfigError | None:
     return None
 
 
-def adapters_are_not_cut(config: Config) -> ConfigError | None:
-    size = config.cluster.tensor_parallel_size
-    if size == 1 or not config.lora.rank:
-        return None
-    rule = "must be 1 with adapters (lora.rank): PEFT's layers are not divided by columns and rows"
-    return ConfigError(
-        "cluster.tensor_parallel_size", size, rule, "1; shards and sequence parallelism can be used"
-    )
-
-
 RULES: tuple[Rule, ...] = (
     model_is_named,
     run_name_is_one_folder,
@@ -257,7 +247,6 @@ RULES: tuple[Rule, ...] = (
     response_leaves_room_for_a_prompt,
     budget_holds_the_longest_sample,
     ranks_divide_into_axes,
-    adapters_are_not_cut,
     sft_ignores_no_setting,
     sft_settings_need_sft,
 )
