@@ -153,7 +153,7 @@ class MasterAdamW:
                 self._masters[name].grad = local_part(gradient)
                 self._working[name].grad = None
         if self._mesh.tp_group is not None:
-            for name in sorted(self._partly_seen):
+            for name in sorted(self._partly_seen & self._masters.keys()):  # frozen ones have no gradient
                 if (partial := self._collected.get(name, self._masters[name].grad)) is not None:
                     dist.all_reduce(partial, group=self._mesh.tp_group)
 
