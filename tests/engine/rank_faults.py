@@ -207,3 +207,13 @@ def parts_and_wholes(sizes: MeshSizes) -> dict[str, tuple[bool, bool, int, tuple
             tuple(part.shape),
         )
     return found
+
+
+def scored_by_reference(actor: MeshSizes, reference: MeshSizes) -> tuple[list[Any], list[Any]]:
+    """Scores of a reference on a mesh of its own, before and after an update of the actor on another."""
+    engine = TrainEngine(softened(Case()), settings({}), Ledger(), 9, mesh_of(actor))
+    config = settings({})
+    other = ModelEngine(softened(Case()), config.train, config.batch, Ledger(), None, mesh=mesh_of(reference))
+    before = engine.score(samples(), "ref_logprob", other)
+    engine.update(samples(), MetricAccumulator())
+    return before, engine.score(samples(), "ref_logprob", other)

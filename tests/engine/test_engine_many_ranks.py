@@ -11,6 +11,7 @@ from rank_faults import (
     one_bad_sample,
     one_rank_dies,
     sample,
+    scored_by_reference,
     trained_state,
     unit_loss,
     valued_loss,
@@ -173,6 +174,18 @@ def test_ranks_that_share_samples_count_tokens_and_flops_once(sizes, ranks: Rank
     assert sum(part["flops"] for part in found) == pytest.approx(alone["flops"], rel=1e-9)
     assert sum(part["scored_flops"] for part in found) == pytest.approx(alone["scored_flops"], rel=1e-9)
     assert all(part["flops"] == found[0]["flops"] for part in found)
+
+
+@pytest.mark.parametrize(
+    "reference",
+    [MeshSizes(sequence_parallel=2), MeshSizes(tensor_parallel=2), MeshSizes(replicate=2)],
+    ids=str,
+)
+def test_a_role_on_a_mesh_of_its_own_gives_the_same_values(reference: MeshSizes, ranks: RankPool):
+    expected, _ = scored_by_reference(MeshSizes(), MeshSizes())
+    for before, after in ranks.run(2, scored_by_reference, FSDP2, reference):
+        np.testing.assert_allclose(np.concatenate(before), np.concatenate(expected), rtol=1e-5, atol=1e-5)
+        assert all(np.array_equal(mine, first) for mine, first in zip(after, before, strict=True))
 
 
 def test_a_rank_does_not_wait_for_one_that_died():
