@@ -1,11 +1,13 @@
 """What the ranks run in tests of ranks that have little, nothing or something broken to do."""
 
 import os
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import torch
+import torch.distributed as dist
 from parallel_cases import Case, mesh_of, reduced, samples, settings, softened
 from torch import Tensor
 from torch.distributed.fsdp import fully_shard
@@ -217,3 +219,51 @@ def scored_by_reference(actor: MeshSizes, reference: MeshSizes) -> tuple[list[An
     before = engine.score(samples(), "ref_logprob", other)
     engine.update(samples(), MetricAccumulator())
     return before, engine.score(samples(), "ref_logprob", other)
+
+
+class PlainSum:
+    """Replicas that agree by an all-reduce of their own, once per update: what HSDP does, through the hook."""
+
+    def __init__(self, group: dist.ProcessGroup) -> None:
+        self._group, self._is_last = group, True
+        self._held: list[Tensor | None] = []
+
+    def hook(self) -> Callable[[Tensor], None]:
+        number = len(self._held)
+        self._held.append(None)
+
+        def reduce(gradient: Tensor) -> None:
+            held = self._held[number]
+            if held is not None:
+                gradient += held
+            self._held[number] = None if self._is_last else gradient.clone()
+            if self._is_last:
+                dist.all_reduce(gradient, group=self._group)
+            else:
+                gradient.zero_()
+
+        return reduce
+
+    def expect(self, is_last: bool) -> None:
+        self._is_last = is_last
+
+
+def synced(sizes: MeshSizes, by_hook: bool) -> dict[str, Tensor]:
+    """Masters after an update of several micro-batches, replicas agreeing in a hook or as HSDP does."""
+    mesh, config = mesh_of(sizes), settings({"batch": {"token_budget": 40, "share_prefixes": False}})
+    sync = None
+    if by_hook:
+        assert mesh.parameter_mesh is not None
+        sync = PlainSum(mesh.parameter_mesh.get_group("replicate"))
+    engine = ModelEngine(
+        softened(Case()), config.train, config.batch, Ledger(), 1, mesh=mesh, replica_sync=sync
+    )
+    head = HeadSettings(1.0, None, 64)
+    engine.update(
+        samples(),
+        "update_actor",
+        lambda model, inputs: score(model, inputs, head),
+        lambda values, members: LossOutput(values[0].sum() / 10),
+        MetricAccumulator(),
+    )
+    return {name: full_tensor(master).clone() for name, master in engine.optimizer.masters().items()}

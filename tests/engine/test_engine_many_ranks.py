@@ -12,6 +12,7 @@ from rank_faults import (
     one_rank_dies,
     sample,
     scored_by_reference,
+    synced,
     trained_state,
     unit_loss,
     valued_loss,
@@ -186,6 +187,15 @@ def test_a_role_on_a_mesh_of_its_own_gives_the_same_values(reference: MeshSizes,
     for before, after in ranks.run(2, scored_by_reference, FSDP2, reference):
         np.testing.assert_allclose(np.concatenate(before), np.concatenate(expected), rtol=1e-5, atol=1e-5)
         assert all(np.array_equal(mine, first) for mine, first in zip(after, before, strict=True))
+
+
+@pytest.mark.parametrize("sizes", [MeshSizes(replicate=2), MeshSizes(replicate=2, shard=2)], ids=str)
+def test_copies_that_meet_in_a_hook_give_what_hsdp_gives(sizes, ranks: RankPool):
+    expected = synced(MeshSizes(), False)
+    for by_hook in (True, False):
+        for found in ranks.run(sizes.num_ranks, synced, sizes, by_hook):
+            for name, parameter in expected.items():
+                torch.testing.assert_close(found[name], parameter, rtol=1e-5, atol=1e-6, msg=name)
 
 
 def test_a_rank_does_not_wait_for_one_that_died():

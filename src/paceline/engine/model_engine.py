@@ -34,7 +34,7 @@ from paceline.engine.planning import (
 )
 from paceline.engine.recompute import apply_recompute, decoder_layers
 from paceline.engine.samples import FloatArray, TokenPair
-from paceline.engine.sharding import reduce_over_replicas, reshard, shard_model
+from paceline.engine.sharding import ReplicaSync, reshard, shard_model
 from paceline.model.inputs import ModelInputs
 from paceline.model.loading import CausalModel
 from paceline.model.lora import AdaptedModel
@@ -99,10 +99,12 @@ class ModelEngine:
         num_updates: int | None,
         *,
         mesh: RankMesh | None = None,
+        replica_sync: ReplicaSync | None = None,
         metric_prefix: str = "",
     ) -> None:
         """`num_updates` in all shape the learning rate; None: the model is only read and gets no optimiser.
 
+        `replica_sync`: how copies of the model (replicate axis) agree; None is HSDP's exact all-reduce.
         `metric_prefix` goes before the names that every role records (`grad_norm`, `lr`, `updates/applied`...).
         """
         self.mesh = mesh or RankMesh.single()
@@ -112,7 +114,7 @@ class ModelEngine:
             model.module.requires_grad_(False)
         else:
             apply_recompute(decoder_layers(model.module, model.shape.num_layers), train)
-        self.sharded = shard_model(model, self.mesh, train)
+        self.sharded = shard_model(model, self.mesh, train, replica_sync)
         self.model = self.sharded.model
         self._offload: ActivationOffload | None = None
         if train.activation_offload:
@@ -199,7 +201,7 @@ class ModelEngine:
         work: list[tuple[int, float]] = []
         try:
             for number in range(count):
-                reduce_over_replicas(self.model, number == count - 1)
+                self.sharded.before_micro_batch(number == count - 1)
                 if number >= len(plan.rows):
                     self._pass_through(stage, read)
                     continue

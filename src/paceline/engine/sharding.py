@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
@@ -38,6 +39,19 @@ class ForwardRoot(nn.Module):
         return body()
 
 
+class ReplicaSync(Protocol):
+    """How the copies of a model agree in place of HSDP's exact all-reduce (`gradient_sync/replicas.py`)."""
+
+    def hook(self) -> Callable[[Tensor], None]:
+        """Called once per FSDP part, in the same order on every rank: what its backward pass hands the part's flat
+        gradient to, float32, summed over the ranks of one copy; it changes the gradient in place."""
+        ...
+
+    def expect(self, is_last: bool) -> None:
+        """Says before each micro-batch whether it is the update's last."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class ShardedModel:
     """`model` computes on shards. `parameters` are the sharded ones by the unsharded model's names.
@@ -50,12 +64,26 @@ class ShardedModel:
     parameters: Mapping[str, nn.Parameter]
     partly_seen: frozenset[str]
     view: CausalModel | None
+    replica_sync: ReplicaSync | None = None
+
+    def before_micro_batch(self, is_last: bool) -> None:
+        """Gradients stay sums over the ranks of one copy until the last micro-batch of an update."""
+        if self.replica_sync is not None:
+            self.replica_sync.expect(is_last)
+        elif isinstance(self.model.root, FSDPModule):
+            self.model.root.set_requires_all_reduce(is_last)
 
 
-def shard_model(model: CausalModel, mesh: RankMesh, settings: TrainSection) -> ShardedModel:
+def shard_model(
+    model: CausalModel,
+    mesh: RankMesh,
+    settings: TrainSection,
+    replica_sync: ReplicaSync | None = None,
+) -> ShardedModel:
     """Divides `model` over the mesh, in place; every rank must hold the same weights. One rank: nothing changes.
 
-    Parameters that require no gradient keep the working dtype in their shards.
+    Parameters that require no gradient keep the working dtype in their shards. With `replica_sync` each copy is
+    sharded by itself, and copies meet in its hooks alone.
 
     Raises:
         ConfigError: the model cannot be divided over the tensor-parallel ranks.
@@ -70,13 +98,13 @@ def shard_model(model: CausalModel, mesh: RankMesh, settings: TrainSection) -> S
         partly_seen = frozenset(name for name, p in module.named_parameters() if id(p) in seen)
     root = ForwardRoot(module)
     layers = decoder_layers(module, model.shape.num_layers)
-    _apply_fsdp(root, layers, mesh, settings, model.dtype)
+    _apply_fsdp(root, layers, mesh, settings, model.dtype, replica_sync)
     peers = ModelPeers(
         sequence=Peers(mesh.sp_size, mesh.sp_index, mesh.sp_group),
         tensor=Peers(mesh.tp_size, mesh.tp_index, mesh.tp_group),
     )
     sharded = replace(model, root=root, peers=peers)
-    return ShardedModel(sharded, dict(module.named_parameters()), partly_seen, view)
+    return ShardedModel(sharded, dict(module.named_parameters()), partly_seen, view, replica_sync)
 
 
 def reshard(model: CausalModel) -> None:
@@ -86,13 +114,6 @@ def reshard(model: CausalModel) -> None:
         for part in model.root.modules():
             if isinstance(part, FSDPModule):
                 part.reshard()
-
-
-def reduce_over_replicas(model: CausalModel, is_last: bool) -> None:
-    """HSDP: gradients stay sums over the ranks of one copy until the last micro-batch of an update."""
-    if model.root is not None:
-        assert isinstance(model.root, FSDPModule)
-        model.root.set_requires_all_reduce(is_last)
 
 
 @contextmanager
@@ -127,12 +148,14 @@ def _apply_fsdp(
     mesh: RankMesh,
     settings: TrainSection,
     dtype: torch.dtype,
+    replica_sync: ReplicaSync | None,
 ) -> None:
     assert mesh.parameter_mesh is not None
-    names = mesh.parameter_mesh
+    axes = mesh.parameter_mesh
+    is_exact_hsdp = mesh.sizes.replicate > 1 and replica_sync is None
     shared = partial(
         fully_shard,
-        mesh=names["replicate", "fsdp"] if mesh.sizes.replicate > 1 else names["fsdp"],
+        mesh=axes["replicate", "fsdp"] if is_exact_hsdp else axes["fsdp"],
         mp_policy=MixedPrecisionPolicy(
             param_dtype=dtype, reduce_dtype=torch.float32, cast_forward_inputs=False
         ),
@@ -148,6 +171,8 @@ def _apply_fsdp(
         if isinstance(part, FSDPModule):
             part.set_gradient_divide_factor(1.0)
             part.set_force_sum_reduction_for_comms(True)
+            if replica_sync is not None:
+                part.set_all_reduce_hook(replica_sync.hook())
     for index, layer_part in enumerate(sharded):
         ahead = sharded[index + 1 : index + 1 + settings.forward_prefetch]
         if ahead:
