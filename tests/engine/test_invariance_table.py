@@ -50,6 +50,9 @@ DEPENDS_ON_LAYOUT = {
     "micro_batches/no_op",
     "tokens/laid_out",
     "tokens/effective_share",
+    "tokens/padding",
+    "batch/distinct_shapes",
+    "batch/new_shapes",
 }
 
 

@@ -8,14 +8,14 @@ Shapes: T tokens of the row, R response tokens in row order.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
 
 IntArray = npt.NDArray[np.int64]
-SegmentKind = Literal["header", "prompt", "response", "sequence"]
+SegmentKind = Literal["header", "prompt", "response", "sequence", "padding"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +118,28 @@ def build_pack(items: Sequence[PackItem], share_prefixes: bool, min_header: int 
     for number, item in enumerate(items):
         _add_group(row, item, number, header, length)
     return row.freeze()
+
+
+def pad_pack(pack: PackPlan, total: int) -> PackPlan:
+    """The row filled up to `total` tokens with a segment of padding: a sequence of its own, which no other token
+    attends to and in which nothing is predicted.
+
+    Raises:
+        ValueError: the row is longer than `total`.
+    """
+    num_tokens = len(pack.token_ids)
+    missing = total - num_tokens
+    if missing < 0:
+        raise ValueError(f"a row of {num_tokens} tokens cannot be filled up to {total}")
+    if missing == 0:
+        return pack
+    padding = Segment(num_tokens, missing, -1, "padding")
+    return replace(
+        pack,
+        segments=(*pack.segments, padding),
+        token_ids=np.pad(pack.token_ids, (0, missing)),
+        position_ids=np.concatenate([pack.position_ids, np.arange(missing, dtype=np.int64)]),
+    )
 
 
 def _add_sequences(row: _Row, item: PackItem, number: int) -> None:

@@ -171,8 +171,8 @@ def _forward_flops(engine: TrainEngine, config: Config, samples: list[TrainSampl
     model, batch = engine.model, config.batch
     plan = plan_batch(samples, batch, batch.token_budget, cost_of(model.shape))
     flops, num_slots = 0.0, 0
-    for row, width in plan.rows:
-        micro_batch = build_micro_batch(samples, row, width, batch.share_prefixes, model.device)
+    for row in plan.rows:
+        micro_batch = build_micro_batch(samples, row, batch, model.device)
         flops += forward_flops(model.shape, micro_batch.segments, micro_batch.num_response_tokens)
         num_slots += micro_batch.num_slots
     return flops, num_slots

@@ -173,6 +173,42 @@ def moment_decays_are_below_one(config: Config) -> ConfigError | None:
     return None
 
 
+def padding_settings_act(config: Config) -> ConfigError | None:
+    """A setting of the other layout, or of another width, would do nothing in silence."""
+    batch = config.batch
+    changed = batch.model_dump(exclude_defaults=True)
+    rule = f"has no effect with batch.layout: {batch.layout}"
+    if batch.layout == "packed":
+        for key in ("pad_to", "buckets_per_doubling", "pad_length", "pad_rows"):
+            if key in changed:
+                return ConfigError(
+                    f"batch.{key}", changed[key], rule, "batch.layout: padded, or leave it out"
+                )
+    elif batch.pack_multiple > 1:
+        return ConfigError("batch.pack_multiple", batch.pack_multiple, rule, "1, or batch.pad_to: bucket")
+    if batch.buckets_per_doubling is not None and batch.pad_to != "bucket":
+        rule = f"says how many buckets there are, and batch.pad_to is {batch.pad_to}"
+        return ConfigError(
+            "batch.buckets_per_doubling", batch.buckets_per_doubling, rule, "batch.pad_to: bucket"
+        )
+    return None
+
+
+def forced_width_decides_alone(config: Config) -> ConfigError | None:
+    """Nothing else has a say in widths beside `pad_length`, and a budget that cannot hold one row is refused."""
+    batch, width = config.batch, config.batch.pad_length
+    if width is None:
+        return None
+    nearest = "leave it out, or leave out batch.pad_length"
+    if batch.pad_to != "micro_batch":
+        rule = f"has nothing to decide: batch.pad_length makes every row {width} tokens wide"
+        return ConfigError("batch.pad_to", batch.pad_to, rule, nearest)
+    if batch.overlong != "refuse":
+        rule = f"has nothing to decide: a sample above batch.pad_length = {width} is an error"
+        return ConfigError("batch.overlong", batch.overlong, rule, nearest)
+    return budget_problem(config, width, f"batch.pad_length = {width}")
+
+
 def response_leaves_room_for_a_prompt(config: Config) -> ConfigError | None:
     limit, context = config.rollout.max_new_tokens, config.model.max_context
     if context is None or limit < context:
@@ -194,8 +230,12 @@ def budget_holds_the_longest_sample(config: Config) -> ConfigError | None:
 
 
 def budget_problem(config: Config, longest: int, reason: str) -> ConfigError | None:
-    """The problem when a sample of `longest` tokens exceeds a token budget; `reason` says where it comes from."""
+    """The problem when a sample of `longest` tokens exceeds `batch.pad_length` or a token budget; `reason` says where
+    it comes from."""
     batch, critic = config.batch, config.critic
+    if batch.pad_length is not None and batch.pad_length < longest:
+        rule = f"must hold the longest possible sample, {longest} tokens ({reason})"
+        return ConfigError("batch.pad_length", batch.pad_length, rule, str(longest))
     sharing = config.cluster.sequence_parallel_size
     budgets = [
         ("batch.token_budget", batch.token_budget, sharing),
@@ -244,6 +284,8 @@ RULES: tuple[Rule, ...] = (
     old_logprob_source_exists,
     warm_up_ends,
     moment_decays_are_below_one,
+    padding_settings_act,
+    forced_width_decides_alone,
     response_leaves_room_for_a_prompt,
     budget_holds_the_longest_sample,
     ranks_divide_into_axes,

@@ -223,8 +223,21 @@ class BatchSection(Section):
     skip_zero_advantage: bool = True
     """Leave samples whose advantage is zero out of the forward and backward pass where neither KL nor entropy is in
     the loss: their gradient is exactly zero. They stay in every denominator, and are counted."""
-    pad_to: Literal["micro_batch", "mini_batch"] = "micro_batch"
-    """Padded layout: width of a micro-batch: its own longest sample, or the mini-batch's."""
+    pad_to: Literal["micro_batch", "bucket", "mini_batch"] = "micro_batch"
+    """Padded layout: width of a micro-batch. micro_batch: its own longest sample; bucket: that, rounded up to one of a
+    few widths; mini_batch: the longest sample of the mini-batch over all ranks. Fewer widths are fewer shapes for
+    kernels that plan or compile for each, and more padding; the result is the same."""
+    buckets_per_doubling: Literal[1, 2, 4, 8, 16] | None = None
+    """batch.pad_to: bucket: widths between a power of two and the next (default 4: at most a quarter of a row is
+    padding). The token budget is the last bucket."""
+    pad_length: Positive | None = None
+    """Padded layout: every row this wide, in tokens; a longer sample is an error."""
+    pad_rows: Positive | None = None
+    """Padded layout: every micro-batch has this many rows, empty ones among them, or as many as the token budget holds
+    at its width; default: as many as there are samples."""
+    pack_multiple: Positive = 1
+    """Packed layout: rows are filled up with padding to a multiple of so many tokens (the token budget being the last),
+    so that compiled kernels meet few lengths. Nothing attends to the padding; tokens/padding counts it."""
     overlong: Literal["refuse", "own_micro_batch"] = "refuse"
     """A sample longer than the budget: refuse at start (from the possible maximum), or give it a micro-batch of
     its own and count it."""

@@ -26,6 +26,7 @@ from paceline.engine.optimizer import MasterAdamW, UpdateOutcome
 from paceline.engine.planning import (
     BatchPlan,
     MicroBatch,
+    PlannedRow,
     build_micro_batch,
     check_budget,
     cost_model,
@@ -71,6 +72,8 @@ class Accumulated:
 
     plan: BatchPlan
     num_slots: int
+    num_padding: int
+    num_new_shapes: int
     count: int
     """Micro-batches that every rank ran, those without a sample included."""
     metrics: MetricAccumulator
@@ -119,6 +122,7 @@ class ModelEngine:
         self._offload: ActivationOffload | None = None
         if train.activation_offload:
             self._offload = ActivationOffload(model.device, train.activation_offload_min_kb * 1024)
+        self._shapes: set[tuple[Stage, int, int]] = set()  # (rows, width) this process has met, by stage
         self._optimizer: MasterAdamW | None = None
         if num_updates is not None:
             self._optimizer = MasterAdamW(
@@ -148,8 +152,8 @@ class ModelEngine:
         found: dict[int, FloatArray] = {}
         with self._ledger.span(stage) as span:
             own, plan, count = self._plan(samples, budget)
-            for row, width in plan.rows:
-                micro_batch = self._build(own, row, width)
+            for row in plan.rows:
+                micro_batch = self._build(own, row, stage)
                 values_R = read(model, micro_batch.inputs)[0]
                 sizes = [len(own[index].response_ids) for index in micro_batch.order]
                 pieces = np.split(values_R.float().cpu().numpy(), np.cumsum(sizes)[:-1])
@@ -195,7 +199,7 @@ class ModelEngine:
         None: memory ran out, the budget is smaller now, and the gradients there are must be dropped.
         """
         own, plan, count = self._plan(samples, self.budget.tokens)
-        found, largest = MetricAccumulator(), 0
+        found, largest, num_padding, shapes_before = MetricAccumulator(), 0, 0, len(self._shapes)
         readers: list[Callable[[], list[Metrics]]] = []
         slots: list[int] = []
         work: list[tuple[int, float]] = []
@@ -205,12 +209,13 @@ class ModelEngine:
                 if number >= len(plan.rows):
                     self._pass_through(stage, read)
                     continue
-                micro_batch = self._build(own, *plan.rows[number])
+                micro_batch = self._build(own, plan.rows[number], stage)
                 largest = max(largest, micro_batch.num_slots)
                 members = [own[index] for index in micro_batch.order]
                 readers.append(self._forward_backward(micro_batch, members, stage, read, loss_of, found))
                 work.append(self._work(micro_batch, is_training=True))
                 slots.append(micro_batch.num_slots)
+                num_padding += micro_batch.num_padding
         except RuntimeError as error:
             if self.mesh.world_size > 1 or not is_out_of_memory(error):
                 raise
@@ -219,14 +224,15 @@ class ModelEngine:
             self.budget.shrink(largest or self.budget.tokens, own, self._train)
             return None
         span.add(tokens=sum(tokens for tokens, _ in work), flops=sum(flops for _, flops in work))
-        return Accumulated(plan, sum(slots), count, found, tuple(readers))
+        num_new = len(self._shapes) - shapes_before
+        return Accumulated(plan, sum(slots), num_padding, num_new, count, found, tuple(readers))
 
     def _plan(self, samples: Sequence[S], budget: int) -> tuple[list[S], BatchPlan, int]:
         """This rank's samples, its micro-batches, and the number of micro-batches that every rank runs."""
         cost, sharing = cost_model(self.model.shape), self.mesh.sp_size
-        check_budget(samples, self._batch, budget, sharing)
+        longest = check_budget(samples, self._batch, budget, sharing)
         own = [samples[index] for index in self._shares(samples)[self.mesh.data_index]]
-        plan = plan_batch(own, self._batch, budget, cost, sharing)
+        plan = plan_batch(own, self._batch, budget, cost, sharing, longest)
         return own, plan, self.mesh.max_count(len(plan.rows))
 
     def _shares(self, samples: Sequence[TokenPair]) -> Shares:
@@ -235,10 +241,9 @@ class ModelEngine:
             samples, self.mesh.num_data, cost_model(self.model.shape), share_prefixes=shares_prompts
         )
 
-    def _build(self, own: Sequence[TokenPair], row: tuple[int, ...], width: int | None) -> MicroBatch:
-        return build_micro_batch(
-            own, row, width, self._batch.share_prefixes, self.model.device, self.mesh.sp_size
-        )
+    def _build(self, own: Sequence[TokenPair], row: PlannedRow, stage: Stage) -> MicroBatch:
+        self._shapes.add((stage, row.num_rows, row.width))
+        return build_micro_batch(own, row, self._batch, self.model.device)
 
     def _exchange(self, samples: Sequence[TokenPair], own: list[FloatArray]) -> list[FloatArray]:
         """Every rank's values, by sample, on every rank."""
@@ -296,6 +301,9 @@ class ModelEngine:
         metrics.add(f"{self._prefix}micro_batches/no_op", done.count - len(done.plan.rows))
         metrics.add(f"{self._prefix}memory/token_budget", self.budget.tokens)
         metrics.add(f"{self._prefix}tokens/laid_out", done.num_slots)
+        metrics.add(f"{self._prefix}tokens/padding", done.num_padding)
+        metrics.add(f"{self._prefix}batch/distinct_shapes", len(self._shapes))
+        metrics.add(f"{self._prefix}batch/new_shapes", done.num_new_shapes)
         metrics.add(f"{self._prefix}samples/overlong", done.plan.num_overlong)
         if done.num_slots:
             metrics.add(

@@ -7,9 +7,9 @@ import torch
 
 from paceline.batching.cost import CostModel
 from paceline.batching.micro_batches import OverBudgetError
-from paceline.batching.packs import plan_packed_rows
-from paceline.batching.padding import padded_width, plan_padded
-from paceline.batching.prefixes import PackItem, build_pack
+from paceline.batching.packs import laid_out_tokens, plan_packed_rows
+from paceline.batching.padding import BUCKETS_PER_DOUBLING, padded_width, plan_padded, row_total
+from paceline.batching.prefixes import PackItem, PackPlan, build_pack, pad_pack
 from paceline.config.schema import BatchSection
 from paceline.engine.samples import TokenPair, group_by_prompt, num_tokens
 from paceline.model.inputs import ModelInputs, packed_inputs, padded_inputs
@@ -17,15 +17,29 @@ from paceline.telemetry.flops import ModelShape
 
 
 @dataclass(frozen=True, slots=True)
+class PlannedRow:
+    """A micro-batch to be: `order` are indices into the planned samples, laid out in `num_rows` rows of `width` tokens.
+
+    A packed micro-batch is one row. Kernels that plan or compile for a shape do so for every new (rows, width).
+    """
+
+    order: tuple[int, ...]
+    num_rows: int
+    width: int
+
+
+@dataclass(frozen=True, slots=True)
 class MicroBatch:
     """Samples computed together; `order` are indices into the planned samples, as their response tokens follow.
 
-    `num_slots` counts computed positions, padding included; `segments` are (length, tokens before it) of every computed
-    piece, from which attention FLOPs follow; `num_response_tokens` pass the log-prob head.
+    `num_slots` counts computed positions, padding included, and `num_padding` those that no token of a sample takes;
+    `segments` are (length, tokens before it) of every computed piece without padding, from which attention FLOPs
+    follow; `num_response_tokens` pass the log-prob head.
     """
 
     order: tuple[int, ...]
     num_slots: int
+    num_padding: int
     segments: tuple[tuple[int, int], ...]
     num_response_tokens: int
     inputs: ModelInputs
@@ -33,13 +47,9 @@ class MicroBatch:
 
 @dataclass(frozen=True, slots=True)
 class BatchPlan:
-    """What a pass will compute, largest micro-batch first.
+    """What a pass will compute, largest micro-batch first. `num_tokens` are the tokens of the samples as they are."""
 
-    `num_tokens` are the tokens of the samples as they are, `rows` their micro-batches (indices into the samples, and
-    the padded width where there is one).
-    """
-
-    rows: tuple[tuple[tuple[int, ...], int | None], ...]
+    rows: tuple[PlannedRow, ...]
     num_tokens: int
     num_overlong: int
 
@@ -49,16 +59,21 @@ def cost_model(shape: ModelShape) -> CostModel:
     return CostModel.from_sizes(shape.body_parameters, shape.num_layers, shape.num_heads, shape.head_dim)
 
 
-def check_budget(samples: Sequence[TokenPair], settings: BatchSection, budget: int, num_sharing: int) -> None:
-    """Refuses a sample over the budget on every rank alike, before any of them waits for the others.
+def check_budget(samples: Sequence[TokenPair], settings: BatchSection, budget: int, num_sharing: int) -> int:
+    """Refuses a sample that no plan can hold on every rank alike, before any of them waits for the others; returns the
+    longest sample's tokens.
 
     Raises:
         OverBudgetError: a sample is longer than `budget` x `num_sharing` and `batch.overlong` is "refuse".
+        ValueError: a sample is longer than `batch.pad_length`.
     """
     longest = max(map(num_tokens, samples), default=0)
-    width = padded_width([longest], align=num_sharing) if settings.layout == "padded" else longest
+    width = longest
+    if settings.layout == "padded":
+        width = padded_width([longest], align=num_sharing, forced_width=settings.pad_length)
     if settings.overlong == "refuse" and width > budget * num_sharing:
         raise OverBudgetError(longest, budget, num_sharing)
+    return longest
 
 
 def plan_batch(
@@ -67,81 +82,103 @@ def plan_batch(
     token_budget: int,
     cost: CostModel,
     num_sharing: int = 1,
+    longest: int | None = None,
 ) -> BatchPlan:
     """Plans one pass over `samples` under a strict `token_budget` per micro-batch and rank.
 
     `num_sharing` ranks share every row (sequence parallel): a row may hold that many times the budget, and its width
-    is a multiple of them (`padded_width` is the one rule, here and where rows are laid out).
+    is a multiple of them. `longest` is the longest sample of the mini-batch over all data ranks (default: of these).
 
     Raises:
         OverBudgetError: a sample is longer than the budget and `batch.overlong` is "refuse".
+        ValueError: a sample is longer than `batch.pad_length`.
     """
-    token_budget *= num_sharing
-    lengths = [num_tokens(sample) for sample in samples]
     if not samples:
         return BatchPlan((), 0, 0)
+    budget = token_budget * num_sharing
     if settings.layout == "padded":
-        padded = plan_padded(
-            lengths,
-            token_budget,
-            pad_to=settings.pad_to,
-            align=num_sharing,
-            overlong=settings.overlong,
-        )
-        return BatchPlan(
-            tuple((micro_batch.rows, micro_batch.width) for micro_batch in padded.micro_batches),
-            sum(lengths),
-            padded.num_overlong,
-        )
+        return _plan_padded(samples, settings, budget, num_sharing, longest)
+    return _plan_packed(samples, settings, budget, num_sharing, cost)
+
+
+def _plan_padded(
+    samples: Sequence[TokenPair], settings: BatchSection, budget: int, num_sharing: int, longest: int | None
+) -> BatchPlan:
+    padded = plan_padded(
+        [num_tokens(sample) for sample in samples],
+        budget,
+        pad_to=settings.pad_to,
+        align=num_sharing,
+        forced_width=settings.pad_length,
+        forced_rows=settings.pad_rows,
+        longest=longest,
+        buckets_per_doubling=settings.buckets_per_doubling or BUCKETS_PER_DOUBLING,
+        overlong=settings.overlong,
+    )
+    rows = tuple(PlannedRow(m.rows, m.num_rows, m.width) for m in padded.micro_batches)
+    return BatchPlan(rows, padded.num_tokens, padded.num_overlong)
+
+
+def _plan_packed(
+    samples: Sequence[TokenPair], settings: BatchSection, budget: int, num_sharing: int, cost: CostModel
+) -> BatchPlan:
     groups = group_by_prompt(samples)
+    prompts = [samples[group[0]].prompt_ids for group in groups]
+    lengths = [[len(samples[index].response_ids) for index in group] for group in groups]
     packed = plan_packed_rows(
-        [samples[group[0]].prompt_ids for group in groups],
-        [[len(samples[index].response_ids) for index in group] for group in groups],
-        token_budget,
+        prompts,
+        lengths,
+        budget,
         share_prefixes=settings.share_prefixes,
         overlong=settings.overlong,
         cost=cost,
     )
-    rows = tuple(
-        (tuple(groups[part.group][response] for part in row for response in part.responses), None)
-        for row in packed.rows
-    )
-    return BatchPlan(rows, sum(lengths), packed.num_overlong)
+    rows = []
+    for row in packed.rows:
+        laid_out = laid_out_tokens(row, prompts, lengths, settings.share_prefixes)
+        width = row_total(laid_out, budget, multiple=settings.pack_multiple, align=num_sharing)
+        order = tuple(groups[part.group][response] for part in row for response in part.responses)
+        rows.append(PlannedRow(order, 1, width))
+    return BatchPlan(tuple(rows), packed.num_tokens, packed.num_overlong)
 
 
 def build_micro_batch(
-    samples: Sequence[TokenPair],
-    row: tuple[int, ...],
-    width: int | None,
-    share_prefixes: bool,
-    device: torch.device,
-    num_sharing: int = 1,
+    samples: Sequence[TokenPair], row: PlannedRow, settings: BatchSection, device: torch.device
 ) -> MicroBatch:
     """Tensors of one planned micro-batch, made when its turn comes so that only one is held at a time."""
-    if width is not None:
-        pairs = [(samples[index].prompt_ids, samples[index].response_ids) for index in row]
+    if settings.layout == "padded":
+        pairs = [(samples[index].prompt_ids, samples[index].response_ids) for index in row.order]
+        lengths = [len(prompt) + len(response) for prompt, response in pairs]
         return MicroBatch(
-            order=row,
-            num_slots=len(row) * width,
-            segments=((width, 0),) * len(row),
+            order=row.order,
+            num_slots=row.num_rows * row.width,
+            num_padding=row.num_rows * row.width - sum(lengths),
+            segments=tuple((length, 0) for length in lengths),
             num_response_tokens=sum(len(response) for _, response in pairs),
-            inputs=padded_inputs(pairs, width, device),
+            inputs=padded_inputs(pairs, row.width, device, row.num_rows),
         )
-    members = [samples[index] for index in row]
+    members = [samples[index] for index in row.order]
     groups = group_by_prompt(members)
-    order = tuple(row[member] for group in groups for member in group)
     items = [
         PackItem(members[group[0]].prompt_ids, tuple(members[member].response_ids for member in group))
         for group in groups
     ]
-    pack = build_pack(items, share_prefixes)
+    pack = build_pack(items, settings.share_prefixes)
     return MicroBatch(
-        order=order,
-        num_slots=padded_width([len(pack.token_ids)], align=num_sharing),
+        order=tuple(row.order[member] for group in groups for member in group),
+        num_slots=row.width,
+        num_padding=row.width - len(pack.token_ids),
         segments=tuple((segment.length, int(pack.position_ids[segment.start])) for segment in pack.segments),
         num_response_tokens=len(pack.targets),
-        inputs=packed_inputs(pack, device, num_sharing),
+        inputs=packed_inputs(pack_to_width(pack, row.width, settings), device, row.width),
     )
+
+
+def pack_to_width(pack: PackPlan, width: int, settings: BatchSection) -> PackPlan:
+    """The row with its padding as part of the attention plan where rows are filled up to few lengths: the plan's own
+    shapes then repeat too. The few tokens up to a multiple of the sequence-parallel ranks stay behind the plan's back.
+    """
+    return pad_pack(pack, width) if settings.pack_multiple > 1 else pack
 
 
 def empty_inputs(settings: BatchSection, device: torch.device, num_sharing: int) -> ModelInputs:
@@ -150,6 +187,7 @@ def empty_inputs(settings: BatchSection, device: torch.device, num_sharing: int)
     A rank that has no micro-batch left computes this while others compute theirs, so that all make the same collective
     calls; nothing of it is counted.
     """
+    width = padded_width([2], align=num_sharing)
     if settings.layout == "padded":
-        return padded_inputs([((0,), (0,))], padded_width([2], align=num_sharing), device)
-    return packed_inputs(build_pack([PackItem((0,), ((0,),))], share_prefixes=False), device, num_sharing)
+        return padded_inputs([((0,), (0,))], width, device)
+    return packed_inputs(build_pack([PackItem((0,), ((0,),))], share_prefixes=False), device, width)

@@ -13,8 +13,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from paceline.batching.padding import padded_width
 from paceline.batching.prefixes import PackPlan
+from paceline.batching.side_arrays import SideArray, pad_side_arrays
 from paceline.model.attention import AttentionPlan, PaddedPlan
 from paceline.model.loading import CausalModel
 from paceline.model.logprob_head import HeadSettings, response_logprobs
@@ -40,10 +40,10 @@ class ModelInputs:
     num_planned: int
 
 
-def packed_inputs(pack: PackPlan, device: torch.device, align: int = 1) -> ModelInputs:
-    """Tensors of one packed row, padded to `padded_width` for a multiple of `align`."""
+def packed_inputs(pack: PackPlan, device: torch.device, width: int | None = None) -> ModelInputs:
+    """Tensors of one packed row, filled up to `width` tokens (default: none) that the attention plan does not see."""
     num_tokens = len(pack.token_ids)
-    missing = padded_width([num_tokens], align=align) - num_tokens
+    missing = 0 if width is None else width - num_tokens
     position_ids_T = to_device(torch.from_numpy(pack.position_ids), device)
     return ModelInputs(
         input_ids_BT=to_device(torch.from_numpy(np.pad(pack.token_ids, (0, missing))), device)[None],
@@ -56,29 +56,31 @@ def packed_inputs(pack: PackPlan, device: torch.device, align: int = 1) -> Model
 
 
 def padded_inputs(
-    sequences: Sequence[tuple[Sequence[int], Sequence[int]]], width: int, device: torch.device
+    sequences: Sequence[tuple[Sequence[int], Sequence[int]]],
+    width: int,
+    device: torch.device,
+    num_rows: int | None = None,
 ) -> ModelInputs:
-    """Tensors of (prompt, response) pairs padded on the right to `width` tokens.
+    """Tensors of (prompt, response) pairs padded on the right to `width` tokens, in `num_rows` rows (default: one for
+    each pair; more are padding from end to end).
 
     The padding token is 0 and never matters: no real token attends to it, and labels come from lengths.
 
     Raises:
-        ValueError: a sequence is longer than `width`.
+        ValueError: a sequence is longer than `width`, or there are more than `num_rows`.
     """
-    input_ids = np.zeros((len(sequences), width), dtype=np.int64)
-    sources, targets = [], []
-    for row, (prompt, response) in enumerate(sequences):
-        length = len(prompt) + len(response)
-        if length > width:
-            raise ValueError(f"a sequence of {length} tokens does not fit the padded width of {width}")
-        input_ids[row, :length] = [*prompt, *response]
-        first = row * width + len(prompt) - 1
-        sources.append(np.arange(first, first + len(response)))
-        targets.append(np.asarray(response, dtype=np.int64))
+    tokens = SideArray([(*prompt, *response) for prompt, response in sequences], 0, np.int64)
+    input_ids = pad_side_arrays({"input_ids": tokens}, width, num_rows)["input_ids"]
+    firsts = [row * width + len(prompt) - 1 for row, (prompt, _) in enumerate(sequences)]
+    sources = [
+        np.arange(first, first + len(response))
+        for first, (_, response) in zip(firsts, sequences, strict=True)
+    ]
+    targets = [np.asarray(response, dtype=np.int64) for _, response in sequences]
     positions_T = torch.arange(width, device=device)
     return ModelInputs(
         input_ids_BT=to_device(torch.from_numpy(input_ids), device),
-        position_ids_BT=positions_T.expand(len(sequences), width),
+        position_ids_BT=positions_T.expand(len(input_ids), width),
         plan=PaddedPlan(width, device),
         num_planned=width,
         source_R=to_device(torch.from_numpy(np.concatenate(sources)), device),

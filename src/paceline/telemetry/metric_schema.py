@@ -107,6 +107,9 @@ critic/updates/empty | sum | updates | Mini-batches without a token to train the
 critic/micro_batches | sum | micro-batches | Forward-backward passes of the critic over samples.
 critic/micro_batches/no_op | sum | micro-batches | Its passes without samples, while other ranks had some left.
 critic/tokens/laid_out | sum | tokens | Token slots computed by the critic's updates, padding included.
+critic/tokens/padding | sum | tokens | Those of them that no token of a sample takes.
+critic/batch/distinct_shapes | max | shapes | Shapes the critic's passes met since the process began; largest rank's.
+critic/batch/new_shapes | sum | shapes | Shapes the critic's updates met for the first time.
 critic/tokens/effective_share | mean | share | Tokens of the samples per slot the critic's updates computed.
 critic/samples/overlong | sum | samples | Samples over the critic's token budget, each in a micro-batch of its own.
 steps/critic_alone | sum | steps | 1 in a step that trained the critic and not the policy (critic.pretrain_steps).
@@ -117,6 +120,9 @@ tokens/prompt | sum | tokens | Prompt tokens, counted once per sample.
 tokens/response | sum | tokens | Response tokens sampled, end tokens included.
 tokens/loss | sum | tokens | Response tokens the loss is taken over.
 tokens/laid_out | sum | tokens | Token slots computed by the updates, padding included.
+tokens/padding | sum | tokens | Those of them that no token of a sample takes: padding of rows, and empty rows.
+batch/distinct_shapes | max | shapes | Shapes (rows x width, by stage) met since the process began; the largest rank's.
+batch/new_shapes | sum | shapes | Shapes the updates met for the first time: kernels that plan by shape pause for each.
 tokens/effective_share | mean | share | Tokens of the samples per slot computed; above 1 where prefixes are shared.
 samples/zero_advantage_skipped | sum | samples | Samples not computed: advantage zero; still in the denominators.
 tokens/zero_advantage_skipped | sum | tokens | Tokens of these samples.
