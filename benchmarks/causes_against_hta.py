@@ -4,8 +4,8 @@ usage: python benchmarks/causes_against_hta.py TRACE_FOLDER     traces of one jo
        python benchmarks/causes_against_hta.py --synthetic 5    made up, five of them
 
 HTA 0.5.0 (MIT) needs pandas 2, so it runs in an environment of its own: pip install HolisticTraceAnalysis 'pandas<3',
-and PYTHONPATH=src. HTA knows three classes: communication, copies, and every other kernel as compute; ours are grouped the
-same way for the comparison. Exit code 1 when a figure differs by more than 1 % of the traced time.
+and PYTHONPATH=src. HTA knows three classes: communication, copies, and every other kernel as compute; ours are grouped
+the same way for the comparison. Exit code 1 when a figure differs by more than 1 % of the traced time.
 """
 
 import json
