@@ -47,7 +47,7 @@ def test_translating_the_recipes_own_launch_loses_no_batch_size(path: Path) -> N
     assert config.batch.num_prompts == launch.integer("data.train_batch_size")
     assert config.batch.num_samples == launch.integer(f"{R}.n")
     assert config.rollout.max_new_tokens == launch.integer("data.max_response_length")
-    assert config.batch.token_budget >= (launch.longest or 0)
+    assert config.batch.token_budget * config.cluster.sequence_parallel_size >= (launch.longest or 0)
 
 
 @pytest.mark.parametrize(
@@ -112,6 +112,19 @@ def test_translating_the_recipes_own_launch_loses_no_batch_size(path: Path) -> N
             {"batch.layout": "padded", "batch.pad_to": "mini_batch"},
         ),
         ({f"{M}.lora_rank": "32"}, {"lora.rank": 32, "lora.alpha": 16.0, "lora.target_modules": None}),
+        ({f"{M}.enable_activation_offload": "True"}, {"train.activation_offload": True}),
+        (
+            {
+                f"{A}.fsdp_config.ulysses_sequence_parallel_size": "4",
+                f"{F}.fsdp_config.ulysses_sequence_parallel_size": "2",
+                "trainer.n_gpus_per_node": "8",
+            },
+            {
+                "cluster.num_devices": 8,
+                "cluster.sequence_parallel_size": 4,
+                "cluster.reference_sequence_parallel_size": 2,
+            },
+        ),
         ({f"{M}.enable_gradient_checkpointing": "False"}, {"train.gradient_checkpointing": None}),
         (
             {

@@ -13,7 +13,7 @@ _REASONS: tuple[tuple[str, str], ...] = (
     (r"enable_chunked_prefill$|enable_prefix_caching$|calculate_log_probs$|rollout\.mode$", _ALWAYS_SO),
     (r"entropy_from_logits|entropy_checkpointing|use_fused_kernels", _ALWAYS_SO),
     (r"^trainer\.use_v1$|^data\.return_raw_chat$|reward_manager$|async_save$", _ALWAYS_SO),
-    (r"param_offload|optimizer_offload|grad_offload|activation_offload", "no offloading of this kind here"),
+    (r"param_offload|optimizer_offload|grad_offload", "no offloading of this kind here"),
     (r"^actor_rollout_ref\.rollout\.multi_turn", "no tools or several turns here"),
     (r"^actor_rollout_ref\.rollout\.agent", "no agent loops here"),
     (
@@ -30,7 +30,7 @@ _REASONS: tuple[tuple[str, str], ...] = (
     (r"^ray_kwargs|nccl_timeout|ray_wait", "no Ray here"),
     (r"^data\.(?:image|video|return_multi|custom_cls|sampler|datagen)", "text prompts only"),
     (r"dataloader_num_workers$", "prompts are tokenised once before training"),
-    (r"use_liger$", "no Liger kernels here"),
+    (r"use_liger$", "the actor's kernels are chosen by train.preset"),
     (r"^distillation", "no distillation here"),
     (
         r"logger|log_|rollout_data_dir|validation_data_dir",

@@ -44,7 +44,7 @@ def _training_budget(state: Translator) -> int | None:
         state.differs.append(
             f"batch.token_budget is raised from {budget}: a strict bound here, and a sample may have {longest} tokens"
         )
-        return longest
+        return -(-longest // launch.sequence_parallel)
     return budget
 
 
@@ -59,7 +59,8 @@ def _forward_budget(state: Translator) -> None:
         for name in ("micro_batch_size_per_gpu", "micro_batch_size", "max_token_len_per_gpu"):
             state.take(f"{section}.log_prob_{name}")
     if budgets:
-        state.put("batch.forward_token_budget", max(min(budgets), state.launch.longest or 0))
+        least = -(-(state.launch.longest or 0) // state.launch.sequence_parallel)
+        state.put("batch.forward_token_budget", max(min(budgets), least))
         if len(set(budgets)) > 1:
             state.differs.append(
                 "old and reference log-probs share batch.forward_token_budget; the smaller is taken"
@@ -100,6 +101,7 @@ def _model(state: Translator) -> None:
             state.put("train.gradient_checkpointing", "selective")
     if recomputes is True:
         state.put("train.gradient_checkpointing", "all")
+    state.copy(f"{MODEL}.enable_activation_offload", "train.activation_offload")
     rank = state.take(f"{MODEL}.lora_rank")
     alpha, targets = state.take(f"{MODEL}.lora_alpha"), state.take(f"{MODEL}.target_modules")
     if isinstance(rank, int) and rank > 0:
@@ -251,6 +253,13 @@ def translate_placement(state: Translator) -> None:
                 state.missing[key] = "no such axis here"
     else:
         state.put("cluster.sequence_parallel_size", state.take(f"{ACTOR}.ulysses_sequence_parallel_size"))
+        if launch.uses_reference:
+            own = state.take(f"{REF}.ulysses_sequence_parallel_size")
+            same = launch.sequence_parallel
+            state.put("cluster.reference_sequence_parallel_size", own if own != same else None)
+        if launch.uses_critic:
+            own = state.take("critic.ulysses_sequence_parallel_size")
+            state.put("critic.sequence_parallel_size", own if own != launch.sequence_parallel else None)
         shard = state.take(f"{ACTOR}.fsdp_config.fsdp_size")
         state.put("cluster.shard_size", shard if isinstance(shard, int) and shard > 0 else None)
         prefetch = state.take(f"{ACTOR}.fsdp_config.forward_prefetch")
