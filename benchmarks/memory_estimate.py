@@ -56,6 +56,7 @@ CASES: dict[str, Case] = {
     "1.7b-fast-16k": Case("qwen3-1.7b", 16_384, ()),
     "1.7b-fast-selective-32k": Case("qwen3-1.7b", 32_768, (_SELECTIVE,)),
     "1.7b-plain-all-32k": Case("qwen3-1.7b", 32_768, (_PLAIN, _ALL)),
+    "1.7b-fast-all-offload-16k": Case("qwen3-1.7b", 16_384, (_ALL, "train.optimizer_offload=true")),
     "4b-fast-all-16k": Case("qwen3-4b", 16_384, (_ALL,)),
 }
 

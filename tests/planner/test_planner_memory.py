@@ -101,6 +101,12 @@ def test_adapters_need_states_for_themselves_only():
     assert adapted.part("adapters") == 2 * shape.model.num_layers * per_layer
 
 
+def test_states_on_the_host_are_not_on_the_device():
+    plain, offloaded = estimate(), estimate("train.optimizer_offload=true")
+    assert offloaded.part("masters") == offloaded.part("moments") == 0
+    assert offloaded.total < plain.total - 0.9 * (plain.part("masters") + plain.part("moments"))
+
+
 def on_ranks(**cluster: int) -> MemoryEstimate:
     one = config()
     several = one.model_copy(update={"cluster": one.cluster.model_copy(update=cluster)})

@@ -298,6 +298,9 @@ class TrainSection(OptimizerSection):
     """Stop with an error after so many consecutive updates skipped for a non-finite gradient."""
     logprob_chunk: Positive = 2048
     """Response tokens per chunk of the log-prob head; its peak extra memory is chunk x vocabulary."""
+    optimizer_offload: bool = False
+    """Keep the optimiser's masters and moments in pinned host memory; an update streams them through the device group
+    by group. Masters that are the weights themselves (float32 models, shards) stay."""
     activation_offload: bool = False
     """Keep activations on the host between forward and backward pass, copied while the device computes (after
     gradient checkpointing has left out what is recomputed). On a CPU it only costs time."""

@@ -5,7 +5,7 @@ without waiting for the backward pass to end.
 """
 
 import importlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from types import ModuleType
 
 import torch
@@ -32,13 +32,19 @@ class FusedAdam:
 
     @torch.no_grad()
     def apply(
-        self, gradients: Mapping[str, Tensor], working: Mapping[str, nn.Parameter], norm: Tensor, lr: float
+        self,
+        gradients: Mapping[str, Tensor],
+        working: Mapping[str, nn.Parameter],
+        norm: Tensor,
+        lr: float,
+        names: Iterable[str] | None = None,
     ) -> None:
-        """Update number `num_applied` + 1 on every parameter, unless `norm` is not finite."""
+        """Update number `num_applied` + 1 on every parameter (on `names` alone), unless `norm` is not finite."""
         settings = self._settings
         update = self.num_applied + 1
         beta_1, beta_2 = settings.betas
-        for name, master in self._masters.items():
+        for name in self._masters if names is None else names:
+            master = self._masters[name]
             if name not in self._moments:
                 self._moments[name] = torch.zeros_like(master), torch.zeros_like(master)
             # a parameter no token reached has gradient zero, not none: moments and decay still act on it
@@ -57,22 +63,19 @@ class FusedAdam:
                 clip=settings.grad_clip,
             )
 
-    def moments(self) -> dict[str, Tensor]:
-        """`{name}.exp_avg` and `{name}.exp_avg_sq`; empty before the first update."""
-        if self.num_applied == 0:
-            return {}
+    def moments(self, names: Iterable[str]) -> dict[str, Tensor]:
+        """`{name}.exp_avg` and `{name}.exp_avg_sq`, as far as there are any."""
         return {
             f"{name}.{kind}": moment
-            for name, pair in self._moments.items()
-            for kind, moment in zip(("exp_avg", "exp_avg_sq"), pair, strict=True)
+            for name in names
+            if name in self._moments
+            for kind, moment in zip(("exp_avg", "exp_avg_sq"), self._moments[name], strict=True)
         }
 
-    def load(self, moments: Mapping[str, Tensor], num_applied: int) -> None:
-        """Takes over the moments of a checkpoint."""
-        self.num_applied = num_applied
-        self._moments = {}
-        for name, master in self._masters.items() if num_applied else ():
-            self._moments[name] = (
-                moments[f"{name}.exp_avg"].to(master.device, copy=True),
-                moments[f"{name}.exp_avg_sq"].to(master.device, copy=True),
-            )
+    def take_moments(self, name: str, exp_avg: Tensor, exp_avg_sq: Tensor) -> None:
+        """Those of a checkpoint, which are its own from now on."""
+        self._moments[name] = exp_avg, exp_avg_sq
+
+    def forget_moments(self, name: str) -> None:
+        """As before the first update."""
+        self._moments.pop(name, None)

@@ -53,6 +53,8 @@ def lighter_settings(train: TrainSection) -> list[str]:
         found.append("train.gradient_checkpointing: selective")
     if train.gradient_checkpointing != "all":
         found.append("train.gradient_checkpointing: all")
+    if not train.optimizer_offload:
+        found.append("train.optimizer_offload: true")
     if not train.activation_offload:
         found.append("train.activation_offload: true")
     return [

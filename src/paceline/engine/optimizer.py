@@ -6,9 +6,10 @@ their shards are float32, and each rank's optimiser works on the plain tensors o
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 import torch.distributed as dist
@@ -17,11 +18,15 @@ from torch.distributed.tensor import DTensor
 
 from paceline.config.schema import TrainSection
 from paceline.engine.fused_adam import fused_adam
+from paceline.engine.host_storage import HostStorage, groups_by_bytes
 from paceline.engine.lr_schedule import learning_rate
 from paceline.engine.mesh import RankMesh
 from paceline.engine.shards import local_part, num_copies, part_of, spread_like
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
+
+OPTIMIZER_GROUP_BYTES = 2**28
+"""Masters that visit the device at a time where the optimiser's states are on the host."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,8 +56,13 @@ class MasterAdamW:
         *,
         mesh: RankMesh | None = None,
         partly_seen: AbstractSet[str] = frozenset(),
+        group_bytes: int = OPTIMIZER_GROUP_BYTES,
     ) -> None:
-        """`partly_seen`: parameters whose gradients are partial sums over the mesh's tensor-parallel ranks."""
+        """`partly_seen`: parameters whose gradients are partial sums over the mesh's tensor-parallel ranks.
+
+        `group_bytes`: with `train.optimizer_offload`, masters that visit the device at a time (twice, as the next ones
+        are fetched meanwhile), and as many bytes of each moment.
+        """
         self._settings, self._num_updates = settings, num_updates
         self._mesh, self._partly_seen = mesh or RankMesh.single(), partly_seen
         self._working = {name: p for name, p in parameters.items() if p.requires_grad}
@@ -70,6 +80,13 @@ class MasterAdamW:
         self._adam = None if self._fused else _torch_adam(self._masters, settings)
         self.update_index = 0
         self.consecutive_skips = 0
+        self._host: HostStorage | None = None
+        self._groups = [list(self._masters)]
+        if settings.optimizer_offload and self._masters:
+            self._host = HostStorage(next(iter(self._masters.values())).device)
+            sizes = {name: master.nbytes for name, master in self._masters.items()}
+            self._groups = groups_by_bytes(sizes, group_bytes)
+            self._host.put_away(self._states(self._separate))
 
     def _collect(self, name: str) -> None:
         """Takes every micro-batch's gradient of a working weight at once; a second one makes the sum float32.
@@ -117,33 +134,54 @@ class MasterAdamW:
         norm = self._gradient_norm(gradients)
         lr = learning_rate(self._settings, self.update_index, self._num_updates)
         self.update_index += 1
-        if self._fused is not None:  # decides on the device whether to skip, so the host need not wait here
+        if self._fused is not None and self._host is None:
+            # decides on the device whether to skip, so the host need not wait here
             self._fused.apply(gradients, self._working, norm, lr)
         grad_norm = float(norm)
         if not math.isfinite(grad_norm):
             return self._skip(grad_norm, lr)
         self.consecutive_skips = 0
+        if self._fused is None:
+            self._on_device(partial(self._apply_with_torch, gradients, grad_norm, lr))
+        elif self._host is not None:
+            self._on_device(partial(self._fused.apply, gradients, self._working, norm, lr))
         if self._fused is not None:
             self._fused.num_applied += 1
-        else:
-            self._apply_with_torch(gradients, grad_norm, lr)
         self.zero_grad()
         return UpdateOutcome(grad_norm, lr, skipped=False)
 
-    def _apply_with_torch(self, gradients: Mapping[str, Tensor], grad_norm: float, lr: float) -> None:
+    def _on_device(self, work: Callable[[Sequence[str]], None]) -> None:
+        """Does `work` on all names, group by group where their states are on the host in between."""
+        if self._host is None:
+            work(list(self._masters))
+        else:
+            self._host.visit(self._groups, self._states, work)
+
+    def _states(self, names: Sequence[str]) -> dict[str, Tensor]:
+        """What `train.optimizer_offload` keeps on the host: masters that are not the weights themselves, moments."""
+        separate = set(self._separate)
+        found = {name: self._masters[name] for name in names if name in separate}
+        return found | self._moments(names)
+
+    def _apply_with_torch(
+        self, gradients: Mapping[str, Tensor], grad_norm: float, lr: float, names: Sequence[str]
+    ) -> None:
         assert self._adam is not None
-        for name, master in self._masters.items():
+        masters = [self._masters[name] for name in names]
+        for master in self._masters.values():
+            master.grad = None  # the others' turn comes or has been
+        for name, master in zip(names, masters, strict=True):
             # a parameter no token reached has gradient zero, not none: moments and decay still act on it
             found = gradients.get(name)
             master.grad = torch.zeros_like(master) if found is None else found.to(master.dtype)
         limit = self._settings.grad_clip
         if limit and grad_norm > limit:
-            scaled = [m.grad for m in self._masters.values() if m.grad is not None]
+            scaled = [master.grad for master in masters if master.grad is not None]
             torch._foreach_mul_(scaled, limit / (grad_norm + 1e-6))
         for group in self._adam.param_groups:
             group["lr"] = lr
         self._adam.step()
-        self._publish()
+        self._publish(names)
 
     def _take_sharded_gradients(self) -> None:
         """Moves the gradients of sharded parameters to their masters, summed over ranks where they are partial."""
@@ -179,36 +217,53 @@ class MasterAdamW:
         return UpdateOutcome(grad_norm, lr, skipped=True)
 
     @torch.no_grad()
-    def _publish(self) -> None:
+    def _publish(self, names: Sequence[str]) -> None:
         """Copies masters into the working weights."""
-        if self._separate:
-            torch._foreach_copy_(
-                [self._working[name] for name in self._separate],
-                [self._masters[name] for name in self._separate],
-            )
+        separate = set(self._separate)
+        copied = [name for name in names if name in separate]
+        if copied:
+            torch._foreach_copy_([self._working[n] for n in copied], [self._masters[n] for n in copied])
 
     def masters(self) -> dict[str, Tensor]:
         """Float32 masters by parameter name; DTensors where the parameters are divided over ranks."""
         return {
-            name: spread_like(master.detach(), self._working[name]) for name, master in self._masters.items()
+            name: spread_like(self._value(name, master.detach()), self._working[name])
+            for name, master in self._masters.items()
         }
 
     def moments(self) -> dict[str, Tensor]:
         """Adam's moments, `{name}.exp_avg` and `{name}.exp_avg_sq`, as the masters; empty before the first update."""
+        if self.num_applied == 0:
+            return {}
+        return {
+            key: spread_like(self._value(key, moment), self._working[key.rpartition(".")[0]])
+            for key, moment in self._moments(list(self._masters)).items()
+        }
+
+    def _moments(self, names: Sequence[str]) -> dict[str, Tensor]:
+        """The moments there are, as the optimiser holds them."""
         if self._fused is not None:
-            return self._fused.moments()
+            return self._fused.moments(names)
         assert self._adam is not None
-        found: dict[str, Tensor] = {}
-        for name, master in self._masters.items():
-            state = self._adam.state.get(master)
-            if state:
-                for moment in MOMENTS:
-                    found[f"{name}.{moment}"] = spread_like(state[moment], self._working[name])
-        return found
+        return {
+            f"{name}.{moment}": state[moment]
+            for name in names
+            if (state := self._adam.state.get(self._masters[name]))
+            for moment in MOMENTS
+        }
+
+    def _value(self, key: str, tensor: Tensor) -> Tensor:
+        """The tensor, or its values on the host while they are there."""
+        away = self._host is not None and tensor.untyped_storage().nbytes() == 0 and tensor.numel() > 0
+        return self._host.value(key) if away and self._host is not None else tensor
 
     def bytes_to_come(self) -> int:
         """What the first update will allocate for good: the moments, while they are not there yet."""
-        return 0 if self.moments() else 2 * sum(master.nbytes for master in self._masters.values())
+        return (
+            0
+            if self._host is not None or self.moments()
+            else 2 * sum(master.nbytes for master in self._masters.values())
+        )
 
     @property
     def num_applied(self) -> int:
@@ -241,20 +296,40 @@ class MasterAdamW:
         """
         self.update_index = state["update_index"]
         self.consecutive_skips = state["consecutive_skips"]
-        for name, master in self._masters.items():
-            like = self._working[name]
-            master.copy_(part_of(masters[name], like))
-            if state["num_applied"] and self._adam is not None:
-                self._adam.state[master] = {
-                    "step": torch.tensor(float(state["num_applied"]), device=master.device),
-                    **{
-                        moment: part_of(moments[f"{name}.{moment}"], like).to(master.device, copy=True)
-                        for moment in MOMENTS
-                    },
-                }
         if self._fused is not None:
-            self._fused.load(moments, state["num_applied"])
-        self._publish()
+            self._fused.num_applied = state["num_applied"]
+        self._on_device(partial(self._load, masters, moments, state["num_applied"]))
+
+    def _load(
+        self,
+        masters: Mapping[str, Tensor],
+        moments: Mapping[str, Tensor],
+        num_applied: int,
+        names: Sequence[str],
+    ) -> None:
+        for name in names:
+            master, like = self._masters[name], self._working[name]
+            master.copy_(part_of(masters[name], like))
+            if not num_applied:
+                self._forget_moments(name)
+                continue
+            found = {
+                moment: part_of(moments[f"{name}.{moment}"], like).to(master.device, copy=True)
+                for moment in MOMENTS
+            }
+            if self._fused is not None:
+                self._fused.take_moments(name, found["exp_avg"], found["exp_avg_sq"])
+            else:
+                assert self._adam is not None
+                step = torch.tensor(float(num_applied), device=master.device)
+                self._adam.state[master] = {"step": step, **found}
+        self._publish(names)
+
+    def _forget_moments(self, name: str) -> None:
+        if self._fused is not None:
+            self._fused.forget_moments(name)
+        elif self._adam is not None:
+            self._adam.state.pop(self._masters[name], None)
 
 
 def _master_of(parameter: nn.Parameter) -> Tensor:

@@ -148,6 +148,8 @@ def _changes(config: Config) -> Iterator[tuple[str, dict[str, object]]]:
         yield "train", {"gradient_checkpointing": "selective"}
     if train.gradient_checkpointing != "all":
         yield "train", {"gradient_checkpointing": "all"}
+    if not train.optimizer_offload:
+        yield "train", {"optimizer_offload": True}
     if not train.activation_offload:
         yield "train", {"activation_offload": True}
     if train.logprob_chunk > 1024:

@@ -30,8 +30,9 @@ _COUNTED: dict[Phase, frozenset[Phase]] = {
 
 OFFLOAD_WINDOW_BYTES = 2**30
 """Activations that may be on their way to the host at a time (`engine/activation_offload.py`)."""
-OPTIMIZER_BUCKET_BYTES = 2**28
-"""Float32 values of one kind that the offloaded optimiser holds on the device at a time, twice (double buffering)."""
+OPTIMIZER_GROUP_BYTES = 2**28
+"""Masters (and as many bytes of each moment) that the offloaded optimiser has on the device at a time; the next ones
+are fetched and the last ones put away meanwhile (`engine/optimizer.py`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,7 +176,8 @@ def _states(model: TrainedModel, own: MemoryShape) -> list[Part]:
     parts.append(Part("moments", on_device * 2 * _FLOAT32 * num_trained, "always"))
     parts.append(Part("gradients", _FLOAT32 * num_trained, "update"))
     if model.optimizer_offload:
-        streamed = min(2.0 * OPTIMIZER_BUCKET_BYTES, _FLOAT32 * num_trained)
+        largest = max(OPTIMIZER_GROUP_BYTES, _FLOAT32 * own.embedding_parameters)
+        streamed = min(3.0 * largest, _FLOAT32 * num_trained)
         parts.append(Part("streamed optimiser states", 3.0 * streamed, "optimizer"))
     if is_divided:
         root = own.embedding_parameters + own.head_parameters

@@ -88,6 +88,7 @@ def trained_model(config: Config, facts: RunFacts, batch: BatchSection) -> Train
             gathered_layers=min(gathered, shape.model.num_layers),
         ),
         num_trained=num_adapter_parameters(config, shape) if config.lora.rank else None,
+        optimizer_offload=train.optimizer_offload and not facts.on_cpu,
         activation_offload=train.activation_offload and not facts.on_cpu,
     )
 
