@@ -112,6 +112,10 @@ def _join(part: Tensor, placement: Placement, shape: tuple[int, ...], group: dis
     padded.narrow(dim, 0, part.shape[dim]).copy_(part)
     if size == 1:
         return padded.narrow(dim, 0, shape[dim])
+    if dim == 0:  # parts lie one behind the other: nothing is copied after the exchange
+        joined = padded.new_empty((size * each, *shape[1:]))
+        dist.all_gather_into_tensor(joined, padded, group=group)
+        return joined.narrow(0, 0, shape[0])
     parts = [torch.empty_like(padded) for _ in range(size)]
     dist.all_gather(parts, padded, group=group)
     return torch.cat(parts, dim=dim).narrow(dim, 0, shape[dim])
