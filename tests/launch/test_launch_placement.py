@@ -5,7 +5,7 @@ import pytest
 from paceline.config import Config, ConfigError
 from paceline.config.schema import ClusterSection
 from paceline.launch.placement import find_placement, first_host
-from paceline.launch.process_group import check_placement
+from paceline.launch.process_group import check_placement, own_device_index
 
 TORCHRUN = {
     "RANK": "5",
@@ -88,3 +88,15 @@ def test_another_number_of_ranks_than_the_config_names_is_refused(environment, n
     with pytest.raises(ConfigError, match=r"cluster\.num_devices") as refused:
         check_placement(config, placement)
     assert refused.value.nearest == ("1" if placement is None else "8")
+
+
+def test_a_rank_takes_the_device_of_its_place_or_the_only_one_slurm_shows_it(monkeypatch):
+    shown = {"count": 4}
+    monkeypatch.setattr("torch.cuda.device_count", lambda: shown["count"])
+    torchrun, slurm = find_placement(TORCHRUN), find_placement(SRUN)
+    assert torchrun is not None and slurm is not None
+    assert own_device_index("cuda", torchrun) == 1 and own_device_index("cuda", slurm) == 1
+    shown["count"] = 1
+    assert own_device_index("cuda", slurm) == 0
+    with pytest.raises(ConfigError, match="shows 1 cuda device"):
+        own_device_index("cuda", torchrun)

@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 
 from paceline.config import Config, ConfigError
-from paceline.launch.devices import backends, check_device_count, resolve_kind, take_device
+from paceline.launch.devices import backends, check_device_count, num_devices, resolve_kind, take_device
 from paceline.launch.placement import Placement, find_placement
 
 _PARENT_POLL_S = 1.0
@@ -34,8 +34,7 @@ def joined_ranks(config: Config) -> Iterator[torch.device]:
     if placement is None or placement.world_size == 1:
         yield take_device(kind, 0)
         return
-    check_device_count(kind, placement.local_world_size)
-    device = take_device(kind, placement.local_rank)
+    device = take_device(kind, own_device_index(kind, placement))
     if placement.launcher == "paceline":
         _stop_with_parent()
     dist.init_process_group(
@@ -49,6 +48,20 @@ def joined_ranks(config: Config) -> Iterator[torch.device]:
         yield device
     finally:
         dist.destroy_process_group()
+
+
+def own_device_index(kind: str, placement: Placement) -> int:
+    """Which of the devices that torch shows is this rank's: the one of its place on the node.
+
+    Slurm may show every task its own device only (`--gpus-per-task`); then that one is it.
+
+    Raises:
+        ConfigError: the node shows fewer devices than ranks.
+    """
+    if placement.launcher == "slurm" and num_devices(kind) == 1:
+        return 0
+    check_device_count(kind, placement.local_world_size)
+    return placement.local_rank
 
 
 def check_placement(config: Config, placement: Placement | None) -> None:
