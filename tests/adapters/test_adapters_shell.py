@@ -1,8 +1,40 @@
 """What the shell reader makes of a script, without running it."""
 
+from contextlib import suppress
+
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from paceline.adapters.shell import ShellSyntaxError, read_script
+
+PIECES = (
+    "if true; then",
+    "[ -n $X ]",
+    "fi",
+    "else",
+    "for x in a b; do",
+    "done",
+    "case $X in",
+    "a|b) y=1 ;;",
+    "esac",
+    "f() {",
+    "}",
+    "f",
+    "a=(1 $x)",
+    '"${a[@]}"',
+    "$((x + ",
+    "))",
+    "${x:-",
+    "}",
+    "run",
+    "&&",
+    "||",
+    "\n",
+    "export X=2",
+    "<<EOF",
+    "EOF",
+)
 
 
 def arguments(script: str, **environment: str) -> list[tuple[str, ...]]:
@@ -95,3 +127,31 @@ def test_text_that_is_no_script_is_refused(script: str) -> None:
 @pytest.mark.parametrize("script", ["x=$x$x; f() { f; }; f; run", "a=b; b=a; run $((a))"])
 def test_self_reference_ends(script: str) -> None:
     assert arguments(script)[-1][0] == "run"
+
+
+@given(st.text(alphabet=" \n\t\r'\"\\$(){}[]|&;<>#=`!*?~+-:/%@^,.ab1_", max_size=60))
+@settings(max_examples=400)
+def test_any_text_is_read_or_refused(script: str) -> None:
+    with suppress(ShellSyntaxError):
+        read_script(script)
+
+
+@given(st.lists(st.sampled_from(PIECES), max_size=12))
+@settings(max_examples=400)
+def test_any_pieces_of_scripts_are_read_or_refused(pieces: list[str]) -> None:
+    try:
+        result = read_script(" ".join(pieces))
+    except ShellSyntaxError:
+        return
+    assert all(command.arguments for command in result.commands)
+
+
+def test_windows_line_ends_are_read_and_said() -> None:
+    result = read_script("x=1\r\nrun $x \\\r\n  a\r\n")
+    assert result.commands[0].arguments == ("run", "1", "a")
+    assert "carriage return" in result.notes[0]
+
+
+def test_a_script_that_calls_itself_without_end_is_followed_only_so_far() -> None:
+    result = read_script("f() { f; f; }\nf\n")
+    assert "not followed further" in result.notes[-1]

@@ -31,6 +31,7 @@ _IGNORED = frozenset(
 _MAX_DEPTH = 20
 _MAX_REPEATS = 64
 _MAX_COMMANDS = 10_000
+_MAX_FOLLOWED = 100_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +53,11 @@ class ShellResult:
 
 
 class _StopError(Exception):
-    """The script ends here."""
+    """The script, or the function, ends here."""
+
+
+class _LimitError(Exception):
+    """More was followed than any launch needs."""
 
 
 def read_script(script: str, environment: Mapping[str, str] | None = None) -> ShellResult:
@@ -65,9 +70,12 @@ def read_script(script: str, environment: Mapping[str, str] | None = None) -> Sh
         ShellSyntaxError: it is no shell script.
     """
     runner = _Runner(dict(environment or {}))
+    if "\r\n" in script:
+        runner.notes.append("lines end in a carriage return, which a shell takes for part of the last word")
+        script = script.replace("\r\n", "\n")
     try:
         runner.run(parse(script))
-    except _StopError:
+    except (_StopError, _LimitError):
         pass
     except RecursionError as error:
         raise ShellSyntaxError("commands are nested too deeply") from error
@@ -96,6 +104,7 @@ class _Runner:
     commands: list[Command] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     depth: int = 0
+    num_followed: int = 0
     expander: Expander = field(init=False)
 
     def __post_init__(self) -> None:
@@ -188,6 +197,10 @@ class _Runner:
         return status
 
     def _simple(self, node: Simple) -> bool | None:
+        self.num_followed += 1
+        if self.num_followed > _MAX_FOLLOWED:
+            self.notes.append(f"line {node.line}: not followed further after {_MAX_FOLLOWED:,} commands")
+            raise _LimitError
         words = list(node.words)
         own: dict[str, str] = {}
         assignments: list[str] = []
