@@ -15,6 +15,7 @@ from paceline.config.critic import (
 from paceline.config.decisions import decide_old_logprob
 from paceline.config.errors import ConfigError
 from paceline.config.parallelism import ROLES, role_sizes
+from paceline.config.rewards import describe_source, reward_sources
 from paceline.config.rules import budget_problem
 from paceline.config.schema import AUTO_TOKEN_BUDGET, Config
 from paceline.config.sft import is_sft
@@ -202,6 +203,7 @@ def describe(config: Config, max_context: int | None = None) -> str:
             else f"at most {sizes.max_tokens_per_step:,}",
         ),
         ("evaluation", _evaluation(config, sizes)),
+        *_reward_rows(config),
         *_rank_rows(config),
     ]
     width = max(len(name) for name, _ in rows)
@@ -219,6 +221,13 @@ def _rank_rows(config: Config) -> list[tuple[str, str]]:
             name = "ranks" if role == "actor" else f"ranks of the {role}"
             rows.append((name, f"{sizes.num_ranks:,} = {sizes.describe()}"))
     return rows
+
+
+def _reward_rows(config: Config) -> list[tuple[str, str]]:
+    sources = reward_sources(config)
+    if not sources:
+        return [("reward", config.task.reward)]
+    return [(f"reward {name}", describe_source(config, source)) for name, source in sources.items()]
 
 
 def _critic_rows(config: Config) -> list[tuple[str, str]]:

@@ -20,6 +20,7 @@ from paceline.config.errors import ConfigError
 from paceline.config.names import FIELDS, SECTIONS, nearest_setting
 from paceline.config.parallelism import check_model_heads
 from paceline.config.presets import PRESETS
+from paceline.config.reward_problems import source_problem
 from paceline.config.rules import check_rules
 from paceline.config.schema import Config
 from paceline.config.sft import require_command
@@ -191,6 +192,8 @@ def _translated(detail: ErrorDetails) -> ConfigError:
     location = [str(part) for part in detail["loc"] if not str(part).startswith("function-")]
     value, context = detail["input"], detail.get("ctx", {})
     nearest: str | None = None
+    if location[:2] == ["reward", "sources"] and len(location) > 2:
+        return source_problem(detail)
     if detail["type"] == "literal_error":
         field = FIELDS[location[0]].get(location[1])
         choices = [str(choice) for choice in _choices(field.annotation if field else None)]

@@ -7,6 +7,7 @@ from paceline.config.critic_rules import CRITIC_RULES
 from paceline.config.decisions import decide_old_logprob, has_one_update_per_rollout
 from paceline.config.errors import ConfigError
 from paceline.config.parallelism import ROLES, role_sizes
+from paceline.config.reward_rules import REWARD_RULES
 from paceline.config.schema import AUTO_TOKEN_BUDGET, Config
 from paceline.config.sft import is_sft, sft_ignores_no_setting, sft_settings_need_sft
 
@@ -300,7 +301,11 @@ SAMPLING_RULES = frozenset({warm_up_ends, response_leaves_room_for_a_prompt, bud
 
 def check_rules(config: Config) -> None:
     """Raises one `ConfigError` with every rule that `config` breaks."""
-    rules = [rule for rule in (*RULES, *CRITIC_RULES) if not (is_sft(config) and rule in SAMPLING_RULES)]
+    rules = [
+        rule
+        for rule in (*RULES, *CRITIC_RULES, *REWARD_RULES)
+        if not (is_sft(config) and rule in SAMPLING_RULES)
+    ]
     problems = [problem for rule in rules if (problem := rule(config)) is not None]
     if problems:
         raise ConfigError.join(problems)

@@ -7,17 +7,10 @@ Rules that span several fields live in `config/rules.py`.
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer
+from pydantic import BeforeValidator, Field, PlainSerializer
 
-Positive = Annotated[int, Field(ge=1)]
-NonNegative = Annotated[int, Field(ge=0)]
-NonNegativeFloat = Annotated[float, Field(ge=0.0)]
-
-
-class Section(BaseModel):
-    """A frozen section that refuses unknown keys and the silent conversion of values."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True, allow_inf_nan=False)
+from paceline.config.reward_schema import RewardSection
+from paceline.config.section import NonNegative, NonNegativeFloat, Positive, Section
 
 
 class RunSection(Section):
@@ -109,8 +102,9 @@ class TaskSection(Section):
     use_chat_template: bool = True
     """Render prompts with the chat template; false: the prompt text is tokenised as it is."""
     reward: str = "auto"
-    """`module:function`, a built-in name (exact_match, reasoning_gym, reasoning_gym_strict, math), or auto: the
-    task's own scorer for a reasoning-gym task, exact_match for a file with answers."""
+    """`module:function`, a built-in name (exact_match, reasoning_gym, reasoning_gym_strict, math), the https address of
+    a scoring service, or auto: the task's own scorer for a reasoning-gym task, exact_match for a file with answers.
+    Reward models, judges and several rewards at once are in section `reward`."""
     reward_workers: Positive = 2
     """Worker processes that run the reward function."""
     reward_timeout_s: Annotated[float, Field(gt=0)] = 10.0
@@ -439,6 +433,7 @@ class Config(Section):
     model: ModelSection = ModelSection()
     lora: LoraSection = LoraSection()
     task: TaskSection = TaskSection()
+    reward: RewardSection = RewardSection()
     algorithm: AlgorithmSection = AlgorithmSection()
     batch: BatchSection = BatchSection()
     rollout: RolloutSection = RolloutSection()

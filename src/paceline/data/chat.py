@@ -60,7 +60,8 @@ class PromptRenderer:
         token_ids = tuple(encoded["input_ids"])
         if not token_ids:
             raise ConfigError("task.prompt_key", text, f"the prompt from {example.where} has no tokens")
-        return Prompt(example.example_id, token_ids, text, example.answer, example.metadata)
+        messages = tuple(self.messages(example))
+        return Prompt(example.example_id, token_ids, text, example.answer, example.metadata, messages)
 
     def messages(self, example: Example) -> list[Message]:
         """The chat up to and including the question: system prompt, worked examples, question with instruction."""

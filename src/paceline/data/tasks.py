@@ -7,6 +7,7 @@ from typing import Protocol, TypeVar
 
 from paceline.config.arithmetic import allowed_new_tokens, stated_context
 from paceline.config.errors import ConfigError
+from paceline.config.rewards import rule_names
 from paceline.config.schema import Config
 from paceline.data.chat import ChatTokenizer, PromptRenderer
 from paceline.data.gym_tasks import draw_examples, gym_params
@@ -214,11 +215,12 @@ def files_read(path: str, files: Sequence[Path]) -> str:
 
 
 def _check_answers(config: Config, questions: Questions) -> None:
-    if questions.reward.name not in _NEEDS_ANSWER:
+    needy = sorted(set(rule_names(config, questions.reward.name).values()) & set(_NEEDS_ANSWER))
+    if not needy:
         return
     for example in (*questions.train, *questions.evaluation):
         if example.answer is None:
-            rule = f"{example.where} has no such column, and reward {questions.reward.name} needs an answer"
+            rule = f"{example.where} has no such column, and reward {needy[0]} needs an answer"
             nearest = nearest_column(example, config.task.answer_key)
             raise ConfigError("task.answer_key", config.task.answer_key, rule, nearest)
 

@@ -5,7 +5,7 @@ import pickle
 import socket
 import threading
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from pathlib import Path
 from types import TracebackType
@@ -46,6 +46,7 @@ class RewardPool:
         self._wake_send.setblocking(False)
         self._lock = threading.Lock()
         self._queue: deque[PendingJob] = deque()
+        self._num_reported = 0
         self._is_closing = False
         self._failure: Exception | None = None
         stderr_fd = 2
@@ -72,6 +73,14 @@ class RewardPool:
     def score(self, jobs: Sequence[RewardJob]) -> list[Verdict]:
         """One verdict per job, in order."""
         return self.gather(self._enqueue(jobs))
+
+    def flush(self) -> None:
+        """Nothing: a job goes to a worker the moment it is submitted."""
+
+    def take_counts(self) -> Mapping[str, int]:
+        """Workers replaced since the last call."""
+        since, self._num_reported = self.num_replaced - self._num_reported, self.num_replaced
+        return {"workers_replaced": since}
 
     @property
     def worker_pids(self) -> tuple[int, ...]:
@@ -104,7 +113,7 @@ class RewardPool:
 
     def _enqueue(self, jobs: Sequence[RewardJob]) -> list[PendingScore]:
         # Pickled here, so that a job that cannot be is the caller's error and not a worker's.
-        entries = [PendingJob(pickle.dumps(job, pickle.HIGHEST_PROTOCOL), Future()) for job in jobs]
+        entries = [PendingJob(_pickled(job), Future()) for job in jobs]
         for entry in entries:
             entry.future.set_running_or_notify_cancel()
         with self._lock:
@@ -133,6 +142,12 @@ class RewardPool:
             self._queue.clear()
         for entry in abandoned:
             entry.future.set_exception(failure)
+
+
+def _pickled(job: RewardJob) -> bytes:
+    """Without the conversation, which no rule reads: worked examples would make every message many times longer."""
+    bare = RewardJob(job.prompt, job.completion, job.answer, job.metadata) if job.messages else job
+    return pickle.dumps(bare, pickle.HIGHEST_PROTOCOL)
 
 
 def reward_alarm(verdicts: Sequence[Verdict]) -> str | None:

@@ -3,6 +3,7 @@
 import math
 from typing import Any, Literal
 
+from paceline.config.rewards import scored_by_rules
 from paceline.data.baseline import constant_baseline
 from paceline.schedules.credit import CreditedBatch
 from paceline.schedules.evaluation import Evaluation, evaluate
@@ -135,7 +136,11 @@ class Recorder:
         return summary
 
     def _score_constant_answer(self) -> None:
+        """The best constant answer, where scoring every answer to every prompt costs next to nothing."""
         run = self._run
+        if not scored_by_rules(run.config):
+            run.display.note("  constant answer: not measured, for a model or a service scores")
+            return
         with run.ledger.span("eval", "constant answer"):
             baseline = constant_baseline(run.task.evaluation, run.pool)
         if baseline is not None:
@@ -143,8 +148,10 @@ class Recorder:
             run.state.figures["constant_answer"] = baseline.answer
 
     def _keep_evaluation(self, when: Literal["before", "after"], evaluation: Evaluation) -> None:
+        accuracy = evaluation.accuracy
         self._run.state.figures |= {
-            f"accuracy_{when}": evaluation.accuracy,
+            # unknown when scoring failed for every completion; a checkpoint refuses figures that are not finite
+            f"accuracy_{when}": accuracy if math.isfinite(accuracy) else None,
             "num_eval_prompts": evaluation.num_prompts,
             "num_eval_completions": evaluation.num_completions,
             f"num_eval_without_verdict_{when}": evaluation.num_without_verdict,

@@ -4,17 +4,36 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from itertools import chain
+from typing import Protocol, TypeVar
 
 from paceline.algorithms.reward_shaping import has_signal
 from paceline.data.seeds import sample_seed
 from paceline.data.tasks import max_new_tokens_for
 from paceline.engine.meeting import meet
 from paceline.engine.sharding import unsharded
-from paceline.rewards.pool import PendingScore
+from paceline.rewards.combination import SourcedRewards
 from paceline.rollout import RolloutRequest, SamplingParams
 from paceline.schedules.setup import Run
 from paceline.schedules.sharing import into_groups, own_parts
 from paceline.types import Group, Prompt, RewardJob, Sample, Verdict
+
+P = TypeVar("P")
+
+
+class Rewards(Protocol[P]):
+    """What scores a run's samples: one `RewardPool`, or `SourcedRewards`. `P` is what a submitted job is known by."""
+
+    def submit(self, job: RewardJob) -> P:
+        """Takes one job and returns at once."""
+        ...
+
+    def flush(self) -> None:
+        """No more jobs for now. Every rank calls it once per rollout."""
+        ...
+
+    def gather(self, pending: Sequence[P]) -> list[Verdict]:
+        """Verdicts in order, each sample by itself."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,25 +105,34 @@ def rollout_request(run: Run, prompt: Prompt, num_samples: int, step: int) -> Ro
 
 
 def generate_groups(run: Run, requests: Sequence[RolloutRequest], temperature: float) -> list[Group]:
-    """Generates and scores; a sample goes to the reward workers the moment it is finished.
+    """Generates and scores; a sample goes to the reward's sources the moment it is finished.
 
     Each rank does its share, with the whole weights; every rank gets all groups.
     """
+    if not isinstance(run.pool, SourcedRewards):
+        return _generate_groups(run, run.pool, requests, temperature)
+    return run.pool.compare(_generate_groups(run, run.pool, requests, temperature))
+
+
+def _generate_groups(
+    run: Run, rewards: Rewards[P], requests: Sequence[RolloutRequest], temperature: float
+) -> list[Group]:
     parts = own_parts(requests, run.mesh.world_size, run.mesh.rank)
-    pending: dict[tuple[int, int], PendingScore] = {}
+    pending: dict[tuple[int, int], P] = {}
 
     def submit(part_index: int, sample: Sample) -> None:
         prompt = parts[part_index].request.prompt
-        job = RewardJob(prompt.text, sample.text, prompt.answer, prompt.metadata)
-        pending[part_index, sample.sample_index] = run.pool.submit(job)
+        job = RewardJob(prompt.text, sample.text, prompt.answer, prompt.metadata, prompt.messages)
+        pending[part_index, sample.sample_index] = rewards.submit(job)
 
     params = SamplingParams(temperature, run.stop_token_ids, run.config.rollout.ignore_eos)
     with whole_weights(run), run.ledger.span("rollout") as span:
         generated = run.engine.generate([part.request for part in parts], params, submit)
         span.add(tokens=run.engine.stats.num_generated_tokens, flops=run.engine.stats.flops)
     with run.ledger.span("reward"):
+        rewards.flush()
         scored = [
-            (part.own(sample), run.pool.gather([pending[index, sample.sample_index]])[0])
+            (part.own(sample), rewards.gather([pending[index, sample.sample_index]])[0])
             for index, (part, samples) in enumerate(zip(parts, generated, strict=True))
             for sample in samples
         ]

@@ -29,7 +29,7 @@ from paceline.model.fused import fuse_for_device
 from paceline.model.loading import CausalModel, load_model, load_tokenizer, model_context, resolve_device
 from paceline.model.lora import AdaptedModel, add_adapters
 from paceline.model.packing_probe import probe_packing
-from paceline.rewards.functions import resolve
+from paceline.rewards.combination import SourcedRewards
 from paceline.rewards.pool import RewardPool
 from paceline.rollout import NativeEngine
 from paceline.rollout.native.engine import EngineLimits
@@ -44,6 +44,7 @@ from paceline.schedules.place import (
     open_store,
     refused_together,
 )
+from paceline.schedules.reward_setup import check_rewards, start_rewards
 from paceline.schedules.run_folder import RunFolder
 from paceline.schedules.run_state import RunState
 from paceline.sync import GatheredSync, InProcessSync
@@ -68,7 +69,7 @@ class Run:
     tokenizer: PreTrainedTokenizerBase
     task: Task
     loader: PromptLoader[Prompt]
-    pool: RewardPool
+    pool: RewardPool | SourcedRewards
     model: CausalModel
     reference: ModelEngine | CausalModel | None
     trainer: TrainEngine
@@ -117,12 +118,12 @@ def open_run(config: Config, display: Display, place: Place | None = None) -> It
             check_context(config, context)
             tokenizer = load_tokenizer(config.model)
             task = build_task(config, tokenizer, context)
-            resolve(task.reward)
+            check_rewards(config, task.reward)
             longest = check_lengths(config, task.longest_prompt, context)
             is_auto = config.batch.token_budget == AUTO_TOKEN_BUDGET
             config = settle_budget(config, place, task.longest_prompt, longest)
             loader = PromptLoader(task.train, config.batch.num_prompts, config.run.seed, config.task.shuffle)
-        pool = stack.enter_context(_open_pool(config, task, folder, place))
+        pool = stack.enter_context(_open_rewards(config, task, folder, place))
         with ledger.span("setup", "model"), refused_together(mesh):
             display.phase("loading the model")
             model = load_trained_model(config, device)
@@ -171,14 +172,14 @@ def open_run(config: Config, display: Display, place: Place | None = None) -> It
         yield run
 
 
-def _open_pool(config: Config, task: Task, folder: RunFolder, place: Place) -> RewardPool:
-    """This rank's reward workers: it scores what it samples. The ranks of a node share its workers out."""
+def _open_rewards(config: Config, task: Task, folder: RunFolder, place: Place) -> RewardPool | SourcedRewards:
+    """What scores this rank's samples. The ranks of a node share the workers of rules out."""
     rank = place.mesh.rank
-    return RewardPool(
+    return start_rewards(
+        config,
         task.reward,
         -(-config.task.reward_workers // place.num_local_ranks),
-        config.task.reward_timeout_s,
-        log_path=folder.path / ("rewards.log" if rank == 0 else f"rewards.rank{rank}.log"),
+        folder.path / ("rewards.log" if rank == 0 else f"rewards.rank{rank}.log"),
     )
 
 

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 
 from paceline.algorithms.gae import explained_variance, masked_mean
+from paceline.rewards.combination import SourcedRewards
 from paceline.rewards.pool import reward_alarm
 from paceline.rollout.protocol import RolloutStats
 from paceline.schedules.credit import CreditedBatch
@@ -13,11 +14,15 @@ from paceline.schedules.evaluation import Evaluation
 from paceline.schedules.rollouts import Rollout
 from paceline.schedules.setup import Run
 from paceline.telemetry.metrics import MetricAccumulator
+from paceline.types import Verdict
 
 
 def record_rollout(run: Run, rollout: Rollout, batch: CreditedBatch, metrics: MetricAccumulator) -> None:
     """Everything known once a step's samples are scored and credited; of what all ranks know, the first records."""
     _record_engine(run.engine.stats, metrics)
+    if isinstance(run.pool, SourcedRewards):
+        for metric, count in run.pool.take_counts().items():
+            metrics.add(metric, count)
     if not run.mesh.is_first:
         return
     samples, verdicts = rollout.samples, rollout.verdicts
@@ -41,6 +46,7 @@ def record_rollout(run: Run, rollout: Rollout, batch: CreditedBatch, metrics: Me
     metrics.add("tokens/prompt", sum(len(g.prompt.token_ids) * len(g.samples) for g in rollout.groups))
     metrics.add("tokens/loss", sum(sample.num_loss_tokens for sample in batch.samples))
     _record_verdicts(rollout, batch, metrics)
+    _record_sources(run, rollout, metrics)
     if run.critic is not None:
         record_values(batch, metrics)
         metrics.add("steps/critic_alone", int(run.state.step < run.config.critic.pretrain_steps))
@@ -48,7 +54,7 @@ def record_rollout(run: Run, rollout: Rollout, batch: CreditedBatch, metrics: Me
     metrics.add("rollout/exhausted", int(rollout.is_exhausted))
     metrics.add("prompts/consumed", len(rollout.prompt_ids))
     metrics.add("epoch", run.loader.epoch)
-    if alarm := reward_alarm(verdicts):
+    for alarm in reward_alarms(verdicts):
         run.display.note(f"  ALARM: {alarm}")
 
 
@@ -71,6 +77,37 @@ def _record_verdicts(rollout: Rollout, batch: CreditedBatch, metrics: MetricAccu
     metrics.add("groups/dropped_no_signal", rollout.num_groups_dropped)
 
 
+def _record_sources(run: Run, rollout: Rollout, metrics: MetricAccumulator) -> None:
+    """Scores and failures of every source of the reward."""
+    for name, parts in parts_by_source(rollout.verdicts).items():
+        scores = [part.score for part in parts if part.score is not None]
+        if scores:
+            metrics.add(f"reward/{name}/mean", sum(scores) / len(scores), len(scores))
+        for outcome, key in (("error", "errors"), ("timeout", "timeouts")):
+            metrics.add(f"reward/{name}/{key}", sum(part.outcome == outcome for part in parts))
+    if isinstance(run.pool, SourcedRewards):
+        for name, count in run.pool.left_out(rollout.groups).items():
+            metrics.add(f"reward/{name}/left_out", count)
+
+
+def parts_by_source(verdicts: Sequence[Verdict]) -> dict[str, list[Verdict]]:
+    """Verdicts of each source by its name; empty where the reward has one source only."""
+    found: dict[str, list[Verdict]] = {}
+    for verdict in verdicts:
+        for name, part in (verdict.parts or {}).items():
+            found.setdefault(name, []).append(part)
+    return found
+
+
+def reward_alarms(verdicts: Sequence[Verdict]) -> list[str]:
+    """Sentences when scoring looks broken: as a whole, or one source of several."""
+    found = {"": reward_alarm(verdicts)}
+    found |= {
+        f"reward source {name}: ": reward_alarm(parts) for name, parts in parts_by_source(verdicts).items()
+    }
+    return [f"{where}{alarm}" for where, alarm in found.items() if alarm is not None]
+
+
 def record_values(batch: CreditedBatch, metrics: MetricAccumulator) -> None:
     """What the critic said of the step's states before its update, against what came of them."""
     credited = [(s.values, s.returns, s.loss_mask) for s in batch.samples]
@@ -91,8 +128,9 @@ def record_evaluation(run: Run, evaluation: Evaluation, metrics: MetricAccumulat
     """Held-out scores, which every rank knows and the first records."""
     if not run.mesh.is_first:
         return
-    metrics.add("eval/accuracy", evaluation.accuracy)
-    metrics.add("eval/mean_score", evaluation.mean_score)
+    if evaluation.num_without_verdict < evaluation.num_completions:
+        metrics.add("eval/accuracy", evaluation.accuracy)
+        metrics.add("eval/mean_score", evaluation.mean_score)
     metrics.add("eval/completions", evaluation.num_completions)
     metrics.add("eval/without_verdict", evaluation.num_without_verdict)
 
@@ -115,6 +153,7 @@ def sample_rows(step: int, rollout: Rollout, batch: CreditedBatch) -> list[dict[
                     "outcome": verdict.outcome,
                     "score": verdict.score,
                     "message": verdict.message,
+                    "sources": _source_columns(verdict),
                     "reward": reward,
                     "advantage": float(member.advantages[0]),
                     "value": None if member.values is None else float(member.values[0]),
@@ -125,6 +164,16 @@ def sample_rows(step: int, rollout: Rollout, batch: CreditedBatch) -> list[dict[
                 }
             )
     return rows
+
+
+def _source_columns(verdict: Verdict) -> dict[str, dict[str, Any]] | None:
+    """What every source said of one sample; None where the reward has one source only."""
+    if verdict.parts is None:
+        return None
+    return {
+        name: {"outcome": part.outcome, "score": part.score, "message": part.message}
+        for name, part in verdict.parts.items()
+    }
 
 
 def shown_figures(values: dict[str, float], names: Sequence[tuple[str, str, str]]) -> dict[str, str]:

@@ -5,7 +5,7 @@ A name that is not declared here is refused where it is recorded, so that no fig
 
 import sys
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from itertools import chain
 from pathlib import Path
@@ -53,10 +53,19 @@ def spec_of(name: str) -> MetricSpec:
     Raises:
         UnknownMetricError: it has none.
     """
-    spec = METRICS.get(name)
+    spec = METRICS.get(name) or _of_a_source(name)
     if spec is None:
         raise UnknownMetricError(name)
     return spec
+
+
+def _of_a_source(name: str) -> MetricSpec | None:
+    """The declaration of a reward source's metric, under the source's own name."""
+    parts = name.split("/")
+    if len(parts) != 3 or parts[0] != "reward" or not parts[1]:
+        return None
+    declared = METRICS.get(f"reward/<source>/{parts[2]}")
+    return None if declared is None else replace(declared, name=name)
 
 
 _REWARD = """
@@ -67,6 +76,16 @@ accuracy/train | mean | share | Samples with a full score (1.0 or more) among th
 reward/timeouts | sum | samples | Scorings killed at the time limit; no score.
 reward/errors | sum | samples | Scorings that raised or whose worker died; no score.
 samples/without_verdict | sum | samples | Samples left out of their group's statistics: timeouts and errors.
+reward/<source>/mean | mean | score | Mean score of one of several reward sources, before its weight.
+reward/<source>/errors | sum | samples | Samples that this source failed to score.
+reward/<source>/timeouts | sum | samples | Samples that this source did not score in time.
+reward/<source>/left_out | sum | samples | Its scores left out: it is optional and failed for another of the prompt.
+reward/<source>/workers_replaced | sum | workers | Workers of a rule replaced because they hung or died.
+reward/<source>/requests | sum | requests | Requests to a remote source, repetitions aside.
+reward/<source>/retries | sum | requests | Requests repeated after a failed connection or a 5xx answer.
+reward/<source>/overlong | sum | samples | Conversations too long for this source's model; errors.
+reward/<source>/unparseable | sum | samples | Verdicts of a judge that hold no valid score; errors.
+reward/<source>/verdict_tokens | sum | tokens | Tokens a judge wrote.
 """
 
 _OBJECTIVE = """
@@ -242,6 +261,7 @@ def _by_name(specs: Iterable[MetricSpec]) -> dict[str, MetricSpec]:
 
 MODEL_STAGES: tuple[Stage, ...] = (
     "rollout",
+    "reward",
     "old_logprob",
     "ref_logprob",
     "values",

@@ -100,7 +100,7 @@ class MetricAccumulator:
         for name, collected in self._collected.items():
             if not collected.terms:
                 continue
-            reduction = METRICS[name].reduction
+            reduction = spec_of(name).reduction
             if reduction == "mean":
                 reduced[name] = _exact_sum(collected.terms) / _exact_sum(collected.weights)
             else:

@@ -35,7 +35,8 @@ class Prompt:
     """One question, already rendered through the chat template.
 
     `prompt_id` is stable across epochs and resumes; `token_ids` includes every template token; `answer` and
-    `metadata` are what the reward function sees beside the completion.
+    `metadata` are what the reward function sees beside the completion. `messages` are the conversation before it was
+    rendered (role and content), for models that render it by a template of their own.
     """
 
     prompt_id: str
@@ -43,6 +44,7 @@ class Prompt:
     text: str
     answer: str | None = None
     metadata: Mapping[str, Any] = field(default_factory=dict)
+    messages: tuple[Mapping[str, str], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,12 +76,16 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What a reward function said of one sample. A timeout or an error is not a score and carries none."""
+    """What a reward function said of one sample. A timeout or an error is not a score and carries none.
+
+    `parts` are the verdicts of the reward's sources by name, where it has several.
+    """
 
     outcome: Outcome
     score: float | None
     seconds: float
     message: str = ""
+    parts: Mapping[str, "Verdict"] | None = None
 
     def __post_init__(self) -> None:
         if (self.outcome == "score") != (self.score is not None):

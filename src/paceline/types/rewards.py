@@ -20,12 +20,17 @@ class RewardSpec:
 
 @dataclass(frozen=True, slots=True)
 class RewardJob:
-    """One completion to score. `metadata` crosses a process boundary by pickle."""
+    """One completion to score. `metadata` crosses a process boundary by pickle.
+
+    `messages` are the prompt as a conversation, for those who render it by a template of their own; rules do not get
+    them.
+    """
 
     prompt: str
     completion: str
     answer: str | None = None
     metadata: Mapping[str, Any] = field(default_factory=dict)
+    messages: tuple[Mapping[str, str], ...] = ()
 
 
 class Scorer(Protocol):
