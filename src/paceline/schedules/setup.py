@@ -123,7 +123,8 @@ def open_run(config: Config, display: Display, place: Place | None = None) -> It
             is_auto = config.batch.token_budget == AUTO_TOKEN_BUDGET
             config = settle_budget(config, place, task.longest_prompt, longest)
             loader = PromptLoader(task.train, config.batch.num_prompts, config.run.seed, config.task.shuffle)
-        pool = stack.enter_context(_open_rewards(config, task, folder, place))
+        pool = _open_rewards(config, task, folder, place)
+        stack.callback(pool.close)
         with ledger.span("setup", "model"), refused_together(mesh):
             display.phase("loading the model")
             model = load_trained_model(config, device)
