@@ -130,14 +130,14 @@ def test_self_reference_ends(script: str) -> None:
 
 
 @given(st.text(alphabet=" \n\t\r'\"\\$(){}[]|&;<>#=`!*?~+-:/%@^,.ab1_", max_size=60))
-@settings(max_examples=400)
+@settings(max_examples=150)
 def test_any_text_is_read_or_refused(script: str) -> None:
     with suppress(ShellSyntaxError):
         read_script(script)
 
 
 @given(st.lists(st.sampled_from(PIECES), max_size=12))
-@settings(max_examples=400)
+@settings(max_examples=150)
 def test_any_pieces_of_scripts_are_read_or_refused(pieces: list[str]) -> None:
     try:
         result = read_script(" ".join(pieces))

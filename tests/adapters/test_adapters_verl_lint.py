@@ -82,6 +82,12 @@ def test_a_launch_of_another_framework_is_no_launch_of_verls() -> None:
         read_launch("python training/main_async_ppo.py n_nodes=1 actor.path=x rollout.n=8 cluster.fileroot=y")
 
 
+def test_an_sft_launch_is_refused_rather_than_checked_by_rules_of_rl() -> None:
+    settings = "data.train_files=a.parquet data.train_batch_size=128 trainer.total_epochs=1 model.path=m"
+    with pytest.raises(ConfigError, match="reinforcement-learning"):
+        read_launch(f"torchrun --nproc_per_node=8 -m verl.trainer.sft_trainer {settings}")
+
+
 def test_interleave_is_read_from_a_trainer_of_ones_own(tmp_path: Path) -> None:
     trainer = tmp_path / "my_trainer.py"
     launch = tmp_path / "run.sh"

@@ -31,7 +31,7 @@ _IGNORED = frozenset(
 _MAX_DEPTH = 20
 _MAX_REPEATS = 64
 _MAX_COMMANDS = 10_000
-_MAX_FOLLOWED = 100_000
+_MAX_FOLLOWED = 20_000
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,7 @@ from paceline.config.errors import ConfigError
 
 _ENVIRONMENT_KEY = re.compile(r"\benv_vars\.([A-Za-z_]\w*)$")
 _MIN_OVERRIDES = 2
+_OTHER_ENTRY = re.compile(r"sft|main_generation|main_eval|model_merger|rm_trainer", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,11 +162,14 @@ def read_launch(
     commands = [_unwrapped(command) for command in result.commands]
     if arguments is not None:
         commands = [Command(tuple(arguments), dict(environment or {}), 1)]
-    launches = [
+    found = [
         (command, _strays_after(commands, at)) for at, command in enumerate(commands) if _is_launch(command)
     ]
+    launches = [(command, stray) for command, stray in found if _trains_by_rl(command)]
     if not launches:
         rule = "starts no verl training: it has no command with verl's settings (data.train_files=...)"
+        if found:
+            rule = f"starts {_entry(found[0][0])}; only verl's reinforcement-learning trainers are read"
         raise ConfigError("launch", shown, rule, "a script or command with python3 -m verl.trainer.main_ppo")
     return tuple(_launch(command, stray, result.notes, result.unknown, folder) for command, stray in launches)
 
@@ -240,12 +244,24 @@ def _is_cut_off(command: Command) -> bool:
     return first is not None and _has_verl_root(first)
 
 
+def _trains_by_rl(command: Command) -> bool:
+    """Whether it starts one of the trainers whose settings the rules are about; SFT and evaluation have others."""
+    return _OTHER_ENTRY.search(_entry(command)) is None
+
+
+def _entry(command: Command) -> str:
+    """The module or file that is started."""
+    arguments = command.arguments
+    if "-m" in arguments[:-1]:
+        return arguments[arguments.index("-m") + 1]
+    return next((argument for argument in arguments if argument.endswith(".py")), "")
+
+
 def _launch(
     command: Command, stray: tuple[Command, ...], notes: Sequence[str], unknown: Sequence[str], folder: Path
 ) -> VerlLaunch:
     arguments = command.arguments
-    at = arguments.index("-m") if "-m" in arguments[:-1] else None
-    entry = arguments[at + 1] if at is not None else next((a for a in arguments if a.endswith(".py")), "")
+    entry = _entry(command)
     config = next((a for a in arguments if a.startswith("--config-name")), "")
     if config == "--config-name":
         config = arguments[arguments.index(config) + 1] if arguments[-1] != config else ""

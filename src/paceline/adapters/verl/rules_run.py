@@ -50,7 +50,10 @@ def reference_is_used(launch: VerlLaunch) -> Iterator[Hit]:
 def old_logprobs_are_needed(launch: VerlLaunch) -> Iterator[Hit]:
     key, updates = "algorithm.rollout_correction.bypass_mode", batch_sizes(launch).updates_per_step
     if updates == 1 and not launch.flag(key) and not launch.flag("algorithm.use_kl_in_reward"):
-        why = "one update per rollout: the weights that score are those that sampled, so the pass repeats what is known"
+        why = (
+            "one update per rollout: the ratio to the old log-probs is 1, so the pass buys nothing. Bypass takes the "
+            "engine's log-probs instead, which differ by its numerics: watch training/rollout_probs_diff_*"
+        )
         effect = "the stage old_log_prob, about a third of update_actor's compute"
         yield Hit(key, False, f"True, with {ROLLOUT}.calculate_log_probs=True", why, effect)
 
