@@ -9,6 +9,7 @@ from paceline.batching.prefixes import PackItem, build_pack
 from paceline.config import ConfigError
 from paceline.config.schema import LoraSection
 from paceline.model.families import check_family
+from paceline.model.fused import fuse_for_device
 from paceline.model.inputs import packed_inputs, score
 from paceline.model.liger import apply_liger
 from paceline.model.loading import CausalModel, wrap_model
@@ -57,3 +58,13 @@ def test_the_kernels_compute_what_the_module_computes(family: str, lora: bool):
     assert found[1].keys() == expected[1].keys()
     for name, gradient in expected[1].items():
         torch.testing.assert_close(found[1][name], gradient, rtol=1e-2, atol=1e-2, msg=name)
+
+
+@pytest.mark.gpu
+def test_fused_layers_leave_nothing_for_the_kernels_to_do():
+    pytest.importorskip("liger_kernel")
+    model = cuda_model("llama", torch.bfloat16)
+    assert fuse_for_device(model.module, model.device).num_layers
+    assert not apply_liger(model, "auto").is_used
+    with pytest.raises(ConfigError, match="fused layers"):
+        apply_liger(model, "on")

@@ -366,7 +366,8 @@ class SftSection(Section):
     """A conversation whose turns are tokenised differently in the whole than on their own (templates that rewrite
     earlier turns): refuse the run, drop it and count it, or split it into one row per assistant turn."""
     liger: Literal["auto", "on", "off"] = "auto"
-    """Liger's fused norms, RoPE and SwiGLU; auto: on CUDA where the package is installed and knows the family."""
+    """Liger's fused norms, RoPE and SwiGLU; auto: on CUDA where the package is installed and knows the family, unless
+    paceline's own fused layers (train.preset) are in place; on: refuse the run where they cannot be used."""
 
 
 class ScheduleSection(Section):

@@ -1,7 +1,9 @@
 """Liger's fused kernels (RMSNorm, RoPE, SwiGLU or GeGLU) in a loaded module, on CUDA where the package is installed.
 
-They are Triton kernels: no other device has them, and the module computes the same without. Liger's own loss is not
-used: the log-prob head does that work for every role, in chunks.
+They are Triton kernels: no other device has them, and the module computes the same without. Where paceline's own fused
+layers are in place (`model/fused/`) they would not be reached: those replace a whole layer's forward. What is left for
+Liger are families without fused layers, and adapters. Its own loss is not used: the log-prob head does that work for
+every role, in chunks.
 """
 
 import importlib
@@ -10,6 +12,7 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Any, Literal
 
 from paceline.config.errors import ConfigError
+from paceline.model.fused.layers import FusedLayer
 from paceline.model.loading import CausalModel
 
 _FUSED = {"rope": True, "rms_norm": True, "swiglu": True, "geglu": True}
@@ -46,6 +49,8 @@ def apply_liger(model: CausalModel, wanted: Literal["auto", "on", "off"]) -> Lig
 def _obstacle(model: CausalModel) -> str | None:
     if model.device.type != "cuda":
         return f"its kernels are written for CUDA, and the model is on {model.device.type}"
+    if any(isinstance(part.forward, FusedLayer) for part in model.module.modules()):
+        return "fused layers are in place, which go round its kernels (train.preset: plain takes them out)"
     try:
         version("liger-kernel")
         patches: Any = importlib.import_module("liger_kernel.transformers.monkey_patch")
