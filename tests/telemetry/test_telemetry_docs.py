@@ -58,7 +58,13 @@ def test_every_field_of_the_environment_is_documented(document):
     environment = collect_environment({})
     assert set(environment) <= names
     assert set(environment["cpu"]) <= names
-    features = {"packed_attention", "bf16_matrix_units", "packing_probe_mean_nats", "packing_probe_max_nats"}
+    features = {
+        "packed_attention",
+        "fused_layers",
+        "bf16_matrix_units",
+        "packing_probe_mean_nats",
+        "packing_probe_max_nats",
+    }
     assert keys_written("schedules/run_folder.py", "write_environment") - features <= names
 
 
