@@ -196,6 +196,11 @@ TokenBudget = Annotated[
 ]
 
 
+def _on_or_off(value: Any) -> Any:
+    """A switch is written true or false in YAML."""
+    return {True: "on", False: "off"}[value] if isinstance(value, bool) else value
+
+
 class BatchSection(Section):
     num_prompts: Positive = 16
     """Prompts per step, over all devices."""
@@ -212,8 +217,10 @@ class BatchSection(Section):
     """The same for forward-only passes; default: twice token_budget."""
     layout: Literal["packed", "padded"] = "packed"
     """packed: sequences in one row with variable-length attention; padded: batch x length."""
-    share_prefixes: bool = True
-    """Packed layout: lay a token prefix shared by samples of one micro-batch out once; exact."""
+    share_prefixes: Annotated[Literal["auto", "on", "off"], BeforeValidator(_on_or_off)] = "auto"
+    """Packed layout: lay a token prefix shared by samples of one micro-batch out once; exact. auto: where the predicted
+    saving exceeds what sharing costs; the decision is printed when a run starts. true and false are read as on and
+    off."""
     skip_zero_advantage: bool = True
     """Leave samples whose advantage is zero out of the forward and backward pass where neither KL nor entropy is in
     the loss: their gradient is exactly zero. They stay in every denominator, and are counted."""
@@ -235,6 +242,11 @@ class BatchSection(Section):
     overlong: Literal["refuse", "own_micro_batch"] = "refuse"
     """A sample longer than the budget: refuse at start (from the possible maximum), or give it a micro-batch of
     its own and count it."""
+
+    @property
+    def shares_prefixes(self) -> bool:
+        """Whether shared prefixes are laid out once; "auto" that nobody has decided (no run, no prompts) means yes."""
+        return self.share_prefixes != "off"
 
 
 class RolloutSection(Section):

@@ -236,7 +236,7 @@ class ModelEngine:
         return own, plan, self.mesh.max_count(len(plan.rows))
 
     def _shares(self, samples: Sequence[TokenPair]) -> Shares:
-        shares_prompts = self._batch.share_prefixes and self._batch.layout == "packed"
+        shares_prompts = self._batch.shares_prefixes and self._batch.layout == "packed"
         return distribute(
             samples, self.mesh.num_data, cost_model(self.model.shape), share_prefixes=shares_prompts
         )

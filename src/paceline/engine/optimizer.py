@@ -94,19 +94,21 @@ class MasterAdamW:
         A gradient that came in one piece stays in the working dtype: its float32 copy would hold the same numbers.
         """
 
+        collected, several_ranks = self._collected, self._mesh.world_size > 1
+
         def collect(parameter: Tensor) -> None:
             gradient, parameter.grad = parameter.grad, None
             assert gradient is not None
-            before = self._collected.get(name)
+            before = collected.get(name)
             if before is not None:
                 total = before if before.dtype == torch.float32 else before.float()
-                self._collected[name] = total.add_(gradient)
+                collected[name] = total.add_(gradient)
             elif several_ranks:  # it will be summed over ranks, which bfloat16 would round
-                self._collected[name] = gradient.float()
+                collected[name] = gradient.float()
             else:
-                self._collected[name] = gradient
+                collected[name] = gradient
 
-        several_ranks = self._mesh.world_size > 1
+        # the hook must not hold the optimiser: a parameter that held its owner would never be freed
         self._working[name].register_post_accumulate_grad_hook(collect)
 
     def zero_grad(self) -> None:

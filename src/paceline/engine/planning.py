@@ -129,13 +129,13 @@ def _plan_packed(
         prompts,
         lengths,
         budget,
-        share_prefixes=settings.share_prefixes,
+        share_prefixes=settings.shares_prefixes,
         overlong=settings.overlong,
         cost=cost,
     )
     rows = []
     for row in packed.rows:
-        laid_out = laid_out_tokens(row, prompts, lengths, settings.share_prefixes)
+        laid_out = laid_out_tokens(row, prompts, lengths, settings.shares_prefixes)
         width = row_total(laid_out, budget, multiple=settings.pack_multiple, align=num_sharing)
         order = tuple(groups[part.group][response] for part in row for response in part.responses)
         rows.append(PlannedRow(order, 1, width))
@@ -163,7 +163,7 @@ def build_micro_batch(
         PackItem(members[group[0]].prompt_ids, tuple(members[member].response_ids for member in group))
         for group in groups
     ]
-    pack = build_pack(items, settings.share_prefixes)
+    pack = build_pack(items, settings.shares_prefixes)
     return MicroBatch(
         order=tuple(row.order[member] for group in groups for member in group),
         num_slots=row.width,

@@ -34,6 +34,10 @@ class LogitKernels(Protocol):
         """Overwrites the logits with the loss's gradient with respect to them."""
         ...
 
+    def scaled(self, tensor: Tensor, factor: Tensor, dtype: torch.dtype) -> Tensor:
+        """tensor * factor (a scalar tensor), rounded once to `dtype`."""
+        ...
+
 
 class ReferenceLogitKernels:
     """The same in plain torch."""
@@ -65,6 +69,9 @@ class ReferenceLogitKernels:
         if grad_entropy_C is not None:
             grad_CV -= grad_entropy_C[:, None] * p_CV * (log_p_CV + entropy_C[:, None])
         logits_CV.copy_(grad_CV / temperature)
+
+    def scaled(self, tensor: Tensor, factor: Tensor, dtype: torch.dtype) -> Tensor:
+        return (tensor.float() * factor).to(dtype)
 
 
 @functools.cache

@@ -13,7 +13,7 @@ from transformers import PreTrainedTokenizerBase
 from paceline.checkpoint import CheckpointStore
 from paceline.config import Config, ConfigError
 from paceline.config.arithmetic import batch_arithmetic, check_context, check_lengths
-from paceline.config.decisions import Decision, decide_old_logprob
+from paceline.config.decisions import Decision, decide_old_logprob, decide_prefix_sharing
 from paceline.config.parallelism import check_heads
 from paceline.config.schema import AUTO_TOKEN_BUDGET
 from paceline.data.loader import PromptLoader
@@ -122,6 +122,7 @@ def open_run(config: Config, display: Display, place: Place | None = None) -> It
             longest = check_lengths(config, task.longest_prompt, context)
             is_auto = config.batch.token_budget == AUTO_TOKEN_BUDGET
             config = settle_budget(config, place, task.longest_prompt, longest)
+            config = settle_prefix_sharing(config, task, display)
             loader = PromptLoader(task.train, config.batch.num_prompts, config.run.seed, config.task.shuffle)
         pool = _open_rewards(config, task, folder, place)
         stack.callback(pool.close)
@@ -196,6 +197,18 @@ def _open_sync(engine: NativeEngine, trainer: TrainEngine, ledger: Ledger) -> In
             yield whole.module.named_parameters()
 
     return GatheredSync(engine, gathered, mesh.gather_objects, ledger)
+
+
+def settle_prefix_sharing(config: Config, task: Task, display: Display) -> Config:
+    """The config with `batch.share_prefixes` decided for this task's prompts, and said."""
+    mean_prompt_tokens = sum(len(prompt.token_ids) for prompt in task.train) / len(task.train)
+    sharing = decide_prefix_sharing(config, mean_prompt_tokens)
+    display.note(
+        f"  prompts in training: {'computed once per group' if sharing.shares else 'computed with every sample'} "
+        f"({sharing.reason})"
+    )
+    batch = config.batch.model_copy(update={"share_prefixes": "on" if sharing.shares else "off"})
+    return config.model_copy(update={"batch": batch})
 
 
 def load_trained_model(config: Config, device: torch.device) -> CausalModel:

@@ -89,7 +89,7 @@ class _HeadLoss(torch.autograd.Function):
             if grad_weight_VE is not None:
                 add_product(grad_weight_VE, logits_CV.T, hidden_RE[rows])
         ctx.grads = grad_hidden_RE, grad_weight_VE
-        ctx.weight_dtype = weight_VE.dtype
+        ctx.weight_dtype, ctx.kernels = weight_VE.dtype, kernels
         return loss
 
     @staticmethod
@@ -97,8 +97,7 @@ class _HeadLoss(torch.autograd.Function):
         grad_hidden_RE, grad_weight_VE = ctx.grads
         ctx.grads = None
         if grad_hidden_RE is not None:
-            grad_hidden_RE = grad_hidden_RE.mul_(grad)
+            grad_hidden_RE = ctx.kernels.scaled(grad_hidden_RE, grad, grad_hidden_RE.dtype)
         if grad_weight_VE is not None:
-            # two passes over 2-byte numbers take less time than one that mixes widths; the factor is 1 in training
-            grad_weight_VE = grad_weight_VE.to(ctx.weight_dtype).mul_(grad)
+            grad_weight_VE = ctx.kernels.scaled(grad_weight_VE, grad, ctx.weight_dtype)
         return grad_hidden_RE, grad_weight_VE, None, None, None, None, None

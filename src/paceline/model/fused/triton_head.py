@@ -57,3 +57,10 @@ class TritonLogitKernels:
             WITH_ENTROPY=grad_entropy_C is not None,
             BLOCK=_GRADIENT_BLOCK,
         )
+
+    def scaled(self, tensor: Tensor, factor: Tensor, dtype: torch.dtype) -> Tensor:
+        assert tensor.is_contiguous() and factor.numel() == 1
+        out = torch.empty_like(tensor, dtype=dtype)
+        grid = (triton.cdiv(tensor.numel(), _GRADIENT_BLOCK),)
+        triton_kernels.scale_kernel[grid](tensor, factor, out, tensor.numel(), BLOCK=_GRADIENT_BLOCK)
+        return out

@@ -257,3 +257,11 @@ def logit_gradient_kernel(
     if WITH_ENTROPY:
         grad -= tl.load(grad_entropy_ptr + row) * p * (log_p + tl.load(entropy_ptr + row))
     tl.store(logits_ptr + at, (grad * inverse_temperature).to(logits_ptr.dtype.element_ty), inside)
+
+
+@triton.jit
+def scale_kernel(in_ptr, scale_ptr, out_ptr, size, BLOCK: tl.constexpr):
+    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    inside = at < size
+    value = tl.load(in_ptr + at, inside, other=0.0).to(tl.float32) * tl.load(scale_ptr).to(tl.float32)
+    tl.store(out_ptr + at, value.to(out_ptr.dtype.element_ty), inside)
