@@ -33,8 +33,9 @@ def train(tmp_path, **changes):
 
 
 def learned(run_dir):
-    """Every metric that does not measure time or memory, by step."""
-    skipped = ("time/", "throughput/", "memory/", "tflops/", "mfu/", "checkpoint/")
+    """Every metric that does not measure time, memory, or what this process has computed before, by step."""
+    shapes = ("batch/new_shapes", "batch/distinct_shapes")  # a resumed process meets every shape anew
+    skipped = ("time/", "throughput/", "memory/", "tflops/", "mfu/", "checkpoint/", *shapes)
     return {
         record.step: {name: value for name, value in record.metrics.items() if not name.startswith(skipped)}
         for record in read_metrics(run_dir)
