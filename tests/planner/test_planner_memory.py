@@ -101,6 +101,14 @@ def test_adapters_need_states_for_themselves_only():
     assert adapted.part("adapters") == 2 * shape.model.num_layers * per_layer
 
 
+def test_a_parked_reference_counts_while_it_scores_only():
+    here = estimate("algorithm.kl_coefficient=0.1")
+    parked = estimate("algorithm.kl_coefficient=0.1", "train.param_offload=true")
+    assert here.total - parked.total == here.part("reference weights") == parked.part("reference weights")
+    scoring = parked.of_phase("actor", "scoring") - here.of_phase("actor", "scoring")
+    assert scoring == pytest.approx(0.0, abs=1.0)
+
+
 def test_states_on_the_host_are_not_on_the_device():
     plain, offloaded = estimate(), estimate("train.optimizer_offload=true")
     assert offloaded.part("masters") == offloaded.part("moments") == 0

@@ -304,6 +304,8 @@ class TrainSection(OptimizerSection):
     """Stop with an error after so many consecutive updates skipped for a non-finite gradient."""
     logprob_chunk: Positive = 2048
     """Response tokens per chunk of the log-prob head; its peak extra memory is chunk x vocabulary."""
+    param_offload: bool = False
+    """Keep the reference model's weights on the host except while it scores; with several ranks, each its shards."""
     optimizer_offload: bool = False
     """Keep the optimiser's masters and moments in pinned host memory; an update streams them through the device group
     by group. Masters that are the weights themselves (float32 models, shards) stay."""

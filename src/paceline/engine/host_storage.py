@@ -20,6 +20,7 @@ class HostStorage:
         if self._pinned:
             self._streams = torch.Stream(device), torch.Stream(device)
         self._host: dict[str, Tensor] = {}
+        self._storage_bytes: dict[str, int] = {}
         self._away: set[str] = set()
 
     @property
@@ -40,15 +41,21 @@ class HostStorage:
         self._away -= away.keys()
         if self._streams is None:
             for key, tensor in away.items():
-                _fill(tensor, self._host[key])
+                self._fill(key, tensor)
             return None
         back, out = self._streams
         back.wait_stream(out)  # an earlier copy out of the same values
         with back:
             for key, tensor in away.items():
-                _fill(tensor, self._host[key])
+                self._fill(key, tensor)
             event: torch.Event = back.record_event()
         return event
+
+    def fetch_now(self, tensors: Mapping[str, Tensor]) -> None:
+        """Brings `tensors` back for whatever is launched next."""
+        event = self.fetch(tensors)
+        if event is not None:
+            torch.accelerator.current_stream().wait_event(event)
 
     @torch.no_grad()
     def put_away(self, tensors: Mapping[str, Tensor], unchanged: bool = False) -> None:
@@ -61,6 +68,8 @@ class HostStorage:
                 self._copy_out(key, tensor)
             elif not unchanged:
                 self._copy_out(key, tensor)
+        for key, tensor in here.items():  # only now: several may share a storage
+            self._storage_bytes[key] = max(self._storage_bytes.get(key, 0), tensor.untyped_storage().nbytes())
         for tensor in here.values():
             if (
                 self._streams is not None
@@ -68,6 +77,12 @@ class HostStorage:
                 tensor.record_stream(self._streams[1])
                 tensor.record_stream(torch.accelerator.current_stream())
             tensor.untyped_storage().resize_(0)
+
+    def _fill(self, key: str, tensor: Tensor) -> None:
+        storage = tensor.untyped_storage()
+        if storage.nbytes() == 0:  # not when another tensor of the same storage came first
+            storage.resize_(self._storage_bytes[key])
+        tensor.copy_(self._host[key], non_blocking=True)
 
     def _copy_out(self, key: str, tensor: Tensor) -> None:
         if self._streams is None:
@@ -96,11 +111,6 @@ class HostStorage:
                 event = self.fetch(tensors_of(groups[index + 1]))
             work(names)
             self.put_away(tensors_of(names))
-
-
-def _fill(tensor: Tensor, host: Tensor) -> None:
-    tensor.untyped_storage().resize_(host.nbytes)
-    tensor.copy_(host, non_blocking=True)
 
 
 def groups_by_bytes(sizes: Mapping[str, int], most_bytes: int) -> list[list[str]]:

@@ -7,7 +7,7 @@ Shapes: R response tokens of a micro-batch, in the order of its members.
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import TypeVar
 
@@ -23,6 +23,7 @@ from paceline.engine.meeting import meet
 from paceline.engine.memory_shortage import TokenBudget, give_back_memory, is_out_of_memory
 from paceline.engine.mesh import RankMesh
 from paceline.engine.optimizer import MasterAdamW, UpdateOutcome
+from paceline.engine.parked_weights import ParkedWeights
 from paceline.engine.planning import (
     BatchPlan,
     MicroBatch,
@@ -123,6 +124,9 @@ class ModelEngine:
         if train.activation_offload:
             self._offload = ActivationOffload(model.device, train.activation_offload_min_kb * 1024)
         self._shapes: set[tuple[Stage, int, int]] = set()  # (rows, width) this process has met, by stage
+        self._parked: ParkedWeights | None = None
+        if num_updates is None and train.param_offload:
+            self._parked = ParkedWeights(self.model.module)
         self._optimizer: MasterAdamW | None = None
         if num_updates is not None:
             self._optimizer = MasterAdamW(
@@ -150,7 +154,8 @@ class ModelEngine:
         model = model or self.model
         budget = self._batch.forward_token_budget or 2 * self._batch.token_budget
         found: dict[int, FloatArray] = {}
-        with self._ledger.span(stage) as span:
+        here = nullcontext() if self._parked is None else self._parked.here()
+        with self._ledger.span(stage) as span, here:
             own, plan, count = self._plan(samples, budget)
             for row in plan.rows:
                 micro_batch = self._build(own, row, stage)

@@ -148,6 +148,8 @@ def _changes(config: Config) -> Iterator[tuple[str, dict[str, object]]]:
         yield "train", {"gradient_checkpointing": "selective"}
     if train.gradient_checkpointing != "all":
         yield "train", {"gradient_checkpointing": "all"}
+    if not train.param_offload and config.algorithm.kl_coefficient > 0.0 and config.lora.rank == 0:
+        yield "train", {"param_offload": True}
     if not train.optimizer_offload:
         yield "train", {"optimizer_offload": True}
     if not train.activation_offload:

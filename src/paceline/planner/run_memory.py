@@ -131,9 +131,9 @@ def num_adapter_parameters(config: Config, shape: MemoryShape) -> int:
 def _reference(config: Config, facts: RunFacts, actor: TrainedModel) -> list[Part]:
     if config.algorithm.kl_coefficient == 0.0 or config.lora.rank:
         return []  # adapters switched off are the reference
-    return [
-        Part("reference weights", frozen_weights(facts.shape, facts.element_bytes, actor.sharding), "always")
-    ]
+    weights = frozen_weights(facts.shape, facts.element_bytes, actor.sharding)
+    parked = config.train.param_offload and not facts.on_cpu
+    return [Part("reference weights", weights, "scoring" if parked else "always")]
 
 
 def _rollout(config: Config, facts: RunFacts, actor: TrainedModel, notes: list[str]) -> list[Part]:
