@@ -135,6 +135,12 @@ def test_unknown_times_are_named_and_left_unaccounted(tmp_path: Path) -> None:
     assert read_ledger(run_dir)[0].steps()[0].unaccounted_s == pytest.approx(9.0)
 
 
+def test_the_long_tail_and_uneven_tokens_are_said(tmp_path: Path) -> None:
+    run = import_verl(VerlLogs(num_steps=3).write_file_logger(tmp_path / "run.jsonl"))
+    assert any("the longest is 1.6 times the mean" in note for note in run.notes)
+    assert any("300,000 to 303,000 tokens a step, 1.0% apart" in note for note in run.notes)
+
+
 def test_an_mfu_of_zero_is_unknown_and_left_out(tmp_path: Path) -> None:
     logs = VerlLogs(num_steps=1, extra={"perf/mfu/actor": 0.0})
     assert (

@@ -85,6 +85,8 @@ class VerlLogs:
             "response_length/clip_ratio": 0.03,
             "prompt_length/mean": 500.0,
             "global_seqlen/minmax_diff": 90_000,
+            "global_seqlen/balanced_min": 300_000,
+            "global_seqlen/balanced_max": 303_000,
             "training/global_step": step,
             "training/epoch": 0,
         }

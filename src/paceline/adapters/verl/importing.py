@@ -242,7 +242,30 @@ def _notes(log: Log, builder: _Builder, steps: Sequence[ImportedStep]) -> list[s
         notes.append(
             f"{builder.num_without_time} lines have no step time (a validation before training) and no ledger entry."
         )
-    return [*notes, *_damage(log, steps)]
+    return [*notes, *_imbalance(timed), *_damage(log, steps)]
+
+
+def _imbalance(steps: Sequence[ImportedStep]) -> list[str]:
+    """What the log says of long tails and uneven ranks; it has no times by rank."""
+    notes = []
+    prefix = "timing_s/agent_loop/generate_sequences"
+    longest, mean = _mean_of(steps, f"{prefix}/max"), _mean_of(steps, f"{prefix}/mean")
+    if longest and mean:
+        notes.append(
+            f"In the mean step the longest sample took {longest:.3g} s to generate and the mean one {mean:.3g} s: the "
+            f"longest is {longest / mean:.2g} times the mean."
+        )
+    low, high = _mean_of(steps, "global_seqlen/balanced_min"), _mean_of(steps, "global_seqlen/balanced_max")
+    if low and high:
+        notes.append(
+            f"After balancing, ranks have {low:,.0f} to {high:,.0f} tokens a step, {high / low - 1:.1%} apart."
+        )
+    return notes
+
+
+def _mean_of(steps: Sequence[ImportedStep], name: str) -> float | None:
+    values = [value for step in steps if (value := finite(step.foreign, name)) is not None]
+    return sum(values) / len(values) if values else None
 
 
 def _damage(log: Log, steps: Sequence[ImportedStep]) -> list[str]:
