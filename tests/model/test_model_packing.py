@@ -1,5 +1,7 @@
 """Case 7: packed, shared-prefix and padded rows give what one-by-one evaluation gives, in value and in gradient."""
 
+import dataclasses
+
 import pytest
 import torch
 from tiny_models import FAMILIES, tiny_model
@@ -8,6 +10,9 @@ from transformers import AutoModelForCausalLM, LlamaConfig, MambaConfig, T5Confi
 from paceline.batching.prefixes import PackItem, build_pack
 from paceline.model.attention import ATTENTION_NAME, UnsupportedAttentionError
 from paceline.model.families import UnsupportedModelError, check_family
+from paceline.model.fused import fuse_layers
+from paceline.model.fused.layers import FUSED_FAMILIES, is_fused
+from paceline.model.fused.reference import ReferenceElementwise
 from paceline.model.inputs import packed_inputs, padded_inputs, score
 from paceline.model.logprob_head import HeadSettings
 from paceline.model.packed_attention import cut_pieces
@@ -110,6 +115,24 @@ def test_gradient_checkpointing_changes_nothing():
 @pytest.mark.parametrize("family", FAMILIES)
 def test_every_tested_family_passes_the_probe(family):
     assert probe_packing(tiny_model(family)).max_difference < 1e-4
+
+
+@pytest.mark.parametrize("family", FUSED_FAMILIES)
+def test_fused_layers_are_probed_against_the_stock_ones_and_stay_fused(family):
+    model = tiny_model(family)
+    fuse_layers(model.module, ReferenceElementwise())
+    result = probe_packing(model)
+    assert 0.0 < result.max_difference < 1e-4
+    assert is_fused(list(model.module.model.layers))
+
+
+def test_the_probe_refuses_fused_layers_that_compute_something_else():
+    model = tiny_model()
+    fuse_layers(model.module, ReferenceElementwise())
+    for layer in model.module.model.layers:
+        layer.forward.parts = dataclasses.replace(layer.forward.parts, eps=1.0)
+    with pytest.raises(UnsupportedModelError, match="silently change the loss"):
+        probe_packing(model)
 
 
 def test_the_probe_refuses_a_model_whose_logits_are_scaled_outside_the_head():

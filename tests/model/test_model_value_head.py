@@ -1,5 +1,7 @@
 """Values are the state's before each action, the same in every layout; critics load from what people have."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from tiny_models import FAMILIES, tiny_model
@@ -18,6 +20,7 @@ from paceline.model.attention import ATTENTION_NAME
 from paceline.model.fused import fuse_layers
 from paceline.model.fused.reference import ReferenceElementwise
 from paceline.model.inputs import packed_inputs, padded_inputs
+from paceline.model.packing_probe import probe_value_packing
 from paceline.model.value_head import load_value_model, response_values
 
 CPU = torch.device("cpu")
@@ -83,6 +86,25 @@ def test_fused_layers_give_the_same_values_and_gradients(tmp_path, family):
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
     for name, gradient in gradients(model, found).items():
         torch.testing.assert_close(gradient, expected_gradients[name], rtol=1e-4, atol=1e-4, msg=name)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_tested_family_passes_the_probe_of_its_states_fused_or_not(tmp_path, family):
+    model = critic_of(tmp_path, family)
+    probe_value_packing(model)
+    fuse_layers(model.module, ReferenceElementwise())
+    probe_value_packing(model)
+
+
+def test_the_probe_of_states_sees_what_a_new_head_of_zeros_would_hide(tmp_path):
+    write_tiny_model(tmp_path / "lm")
+    model = load_value_model(ModelSection(path=str(tmp_path / "lm")), CPU)
+    fuse_layers(model.module, ReferenceElementwise())
+    for layer in model.module.model.layers:
+        layer.forward.parts = replace(layer.forward.parts, eps=1.0)
+    with pytest.raises(ConfigError, match="silently change the values") as caught:
+        probe_value_packing(model)
+    assert caught.value.key == "critic.path"
 
 
 def test_a_value_does_not_see_the_token_it_comes_before_or_any_later_one(tmp_path):

@@ -14,6 +14,7 @@ from paceline.batching.prefixes import PackItem, build_pack
 from paceline.config.errors import ConfigError
 from paceline.model.attention import ATTENTION_NAME
 from paceline.model.families import UnsupportedModelError
+from paceline.model.fused.layers import stock_layers
 from paceline.model.inputs import ModelInputs, packed_inputs, score
 from paceline.model.loading import CausalModel
 from paceline.model.logprob_head import HeadSettings
@@ -115,14 +116,15 @@ def _one_by_one(
     order: list[tuple[int, int]],
     stock: Callable[[Tensor, int], Tensor],
 ) -> Tensor:
-    """What the module's stock forward pass gives, in the order of the pack's response tokens."""
+    """What the stock forward pass (no plan, no fused layer) gives, in the order of the pack's response tokens."""
     module = model.module
     found: list[Tensor] = []
     module.set_attn_implementation("eager")
     try:
-        for item_index, response_index in dict.fromkeys(order):
-            prompt, response = items[item_index].prompt, items[item_index].responses[response_index]
-            found.append(stock(torch.tensor([[*prompt, *response]], device=model.device), len(prompt)))
+        with stock_layers(list(module.base_model.modules())):
+            for item_index, response_index in dict.fromkeys(order):
+                prompt, response = items[item_index].prompt, items[item_index].responses[response_index]
+                found.append(stock(torch.tensor([[*prompt, *response]], device=model.device), len(prompt)))
     finally:
         module.set_attn_implementation(ATTENTION_NAME)
     return torch.cat(found)

@@ -6,6 +6,7 @@ from paceline.data.seeds import child_seed
 from paceline.engine.critic import CriticEngine
 from paceline.model.packing_probe import probe_value_packing
 from paceline.model.value_head import ValueModel, load_value_model
+from paceline.schedules.fused_layers import fuse_model
 from paceline.schedules.place import Place
 from paceline.telemetry.ledger import Ledger
 
@@ -25,8 +26,9 @@ def open_critic(
     key = "model.path" if config.critic.path is None else "critic.path"
     model = load_value_model(critic_model(config), place.device, child_seed(config.run.seed, "critic"), key)
     _check_reads_the_actor(model, config, num_token_ids, longest_sample)
+    fuse_model(config, model)
     if config.model.verify_packing:
-        probe_value_packing(model)
+        probe_value_packing(model, key)
     return CriticEngine(model, config, ledger, place.mesh_of("critic"))
 
 

@@ -25,7 +25,6 @@ from paceline.engine.model_engine import ModelEngine
 from paceline.engine.sharding import unsharded
 from paceline.engine.trainer import TrainEngine
 from paceline.launch.signals import StopRequest
-from paceline.model.fused import fuse_for_device
 from paceline.model.loading import CausalModel, load_model, load_tokenizer, model_context, resolve_device
 from paceline.model.lora import AdaptedModel, add_adapters
 from paceline.model.packing_probe import probe_packing
@@ -35,6 +34,7 @@ from paceline.rollout import NativeEngine
 from paceline.rollout.native.engine import EngineLimits
 from paceline.schedules.critic_setup import open_critic
 from paceline.schedules.display import Display
+from paceline.schedules.fused_layers import fuse_model
 from paceline.schedules.memory import probe_budget, settle_budget
 from paceline.schedules.place import (
     Place,
@@ -216,7 +216,7 @@ def load_trained_model(config: Config, device: torch.device) -> CausalModel:
     model = load_model(config.model, device, config.run.seed)
     if config.lora.rank:
         model = add_adapters(model, config.lora, config.model.path, child_seed(config.run.seed, "lora"))
-    _fuse(config, model)
+    fuse_model(config, model)
     return model
 
 
@@ -228,14 +228,8 @@ def load_reference(
     if isinstance(model, AdaptedModel):
         return model.without_adapters()
     copy = load_model(config.model, model.device, config.run.seed)
-    _fuse(config, copy)
+    fuse_model(config, copy)
     return ModelEngine(copy, config.train, config.batch, ledger, None, mesh=place.mesh_of("reference"))
-
-
-def _fuse(config: Config, model: CausalModel) -> None:
-    # tensor parallelism hooks into the linear layers, which fused layers go round
-    if config.train.preset == "fast" and config.cluster.tensor_parallel_size == 1:
-        fuse_for_device(model.module, model.device, adjacent=config.cluster.num_devices == 1)
 
 
 def _needs_reference(config: Config) -> bool:

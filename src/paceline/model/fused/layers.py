@@ -12,7 +12,8 @@ Shapes: B rows, T = B * length tokens, E hidden size, N joint columns, H query h
 I intermediate size.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -330,6 +331,19 @@ def fuse_layers(module: PreTrainedModel, ops: Elementwise, adjacent: bool = True
             lay_side_by_side([mlp.gate_proj.weight, mlp.up_proj.weight])
         layer.forward = FusedLayer(layer, ops, KeepPolicy())
     return FusionOutcome(len(layers), None)
+
+
+@contextmanager
+def stock_layers(layers: Sequence[nn.Module]) -> Iterator[None]:
+    """transformers' own forward of these decoder layers in place of the fused one: the reference, without plans."""
+    fused = {layer: layer.forward for layer in layers if isinstance(layer.forward, FusedLayer)}
+    for layer in fused:
+        del layer.forward
+    try:
+        yield
+    finally:
+        for layer, forward in fused.items():
+            layer.forward = forward
 
 
 def is_fused(layers: Sequence[nn.Module]) -> bool:
