@@ -38,8 +38,8 @@ def train(tmp_path, **changes):
 
 
 def metrics(run_dir):
-    """Every metric that does not measure time or memory, by step."""
-    timed = ("time/", "throughput/", "memory/", "tflops/", "mfu/", "checkpoint/")
+    """Every metric that does not measure time or memory, or what its process met before, by step."""
+    timed = ("time/", "throughput/", "memory/", "tflops/", "mfu/", "checkpoint/", "batch/", "critic/batch/")
     return {
         record.step: {name: value for name, value in record.metrics.items() if not name.startswith(timed)}
         for record in read_metrics(run_dir)

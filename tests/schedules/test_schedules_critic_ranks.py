@@ -1,56 +1,53 @@
-"""PPO on two ranks through the command line: the numbers of one rank, with a sequence-parallel critic of its own."""
+"""PPO on two ranks, the critic sequence parallel, the actor sharded: the numbers of one rank, also after a resume."""
+
+import os
+from pathlib import Path
 
 import pytest
 import torch
+from rank_group import run_placed
 from safetensors.torch import load_file
-from test_schedules_ranks import compared, environment, recipe, run_command, samples
+from test_schedules_meshes import assert_equal_metrics, compared, run_one, sections_of
 
-from paceline.config import load_config
-from paceline.schedules import run_training
 from paceline.telemetry.records import read_ledger, summarise
 
-# eps of the gradients' size, as in the actor's
 PPO = {
     "algorithm": {"name": "ppo", "kl_coefficient": 0.05, "kl_placement": "reward"},
     "task": {"eval_size": 0},
+    # eps of the gradients' size, as in the actor's
     "critic": {"lr": 1e-3, "eps": 1e-3, "num_epochs": 2, "pretrain_steps": 1},
     "batch": {"mini_batch_prompts": 2},
-    "run": {"num_steps": 2},
 }
-CRITIC_LAYOUT = ("critic/micro_batches", "critic/tokens", "critic/memory")
+DEPENDS_ON_LAYOUT = ("critic/micro_batches", "critic/tokens", "critic/memory", "critic/batch", "batch/")
 
 
-def test_two_ranks_have_every_metric_of_one_and_their_checkpoint_goes_on_on_one(tmp_path, monkeypatch):
-    monkeypatch.setenv("PYTHONPATH", environment()["PYTHONPATH"])
-    one = run_training(load_config(recipe(tmp_path, "one", **PPO), ["run.num_steps=3"])).run_dir
-    path = recipe(tmp_path, "two", **PPO)
-    on_two = ["cluster.num_devices=2", "cluster.device=cpu", "critic.sequence_parallel_size=2"]
-    done = run_command(path, *on_two)
-    assert done.returncode == 0, done.stderr
-    two = tmp_path / "runs" / "two"
-    expected, found = compared(one), compared(two)
-    assert list(found) == [1, 2]
-    for step in found:
-        assert samples(two, step) == samples(one, step)
-        for name, value in expected[step].items():
-            if name != "rollout/prefill_tokens" and not name.startswith(CRITIC_LAYOUT):
-                assert found[step][name] == pytest.approx(value, rel=1e-5, abs=1e-6), (step, name)
-    for ledger in read_ledger(two):
+@pytest.fixture(autouse=True)
+def rewards_are_importable(monkeypatch):
+    paths = [str(Path(__file__).parents[1] / "model"), os.environ.get("PYTHONPATH", "")]
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(paths))
+
+
+def metrics(run_dir):
+    return {
+        step: {name: value for name, value in values.items() if not name.startswith(DEPENDS_ON_LAYOUT)}
+        for step, values in compared(run_dir).items()
+    }
+
+
+def test_two_ranks_have_every_metric_of_one_and_their_checkpoint_goes_on_on_one(tmp_path):
+    one = Path(run_one(sections_of(tmp_path, "one", **PPO, run={"num_steps": 3})))
+    divided = {**PPO, "critic": {**PPO["critic"], "sequence_parallel_size": 2}}
+    two, _ = run_placed(2, run_one, sections_of(tmp_path, "two", **divided, cluster={"num_devices": 2}))
+    expected = metrics(one)
+    assert_equal_metrics(metrics(two), {step: expected[step] for step in (1, 2)})
+    for ledger in read_ledger(Path(two)):
         stages = summarise(ledger)["stages"]
         assert {"values", "update_critic", "ref_logprob", "update_actor"} <= stages.keys()
-    run_training(load_config(path, ["run.num_steps=3"]))
-    mine, wanted = compared(two)[3], expected[3]
-    for name in (
-        "critic/loss",
-        "critic/grad_norm",
-        "critic/explained_variance",
-        "loss/policy",
-        "reward/mean",
-    ):
-        assert mine[name] == pytest.approx(wanted[name], rel=1e-4, abs=1e-6), name
+    run_one(sections_of(tmp_path, "two", **PPO, run={"num_steps": 3}))
+    assert_equal_metrics(metrics(two), expected)
     for group in ("masters", "critic_masters"):
-        files = [folder / "checkpoints" / "step_3" / f"{group}.safetensors" for folder in (one, two)]
-        tensors = [load_file(file) for file in files]
-        assert tensors[0].keys() == tensors[1].keys()
-        for name in tensors[0]:
-            torch.testing.assert_close(tensors[1][name], tensors[0][name], rtol=1e-4, atol=1e-5, msg=name)
+        files = [Path(run) / "checkpoints" / "step_3" / f"{group}.safetensors" for run in (one, two)]
+        wanted, found = (load_file(file) for file in files)
+        assert wanted.keys() == found.keys()
+        for name, tensor in wanted.items():
+            torch.testing.assert_close(found[name], tensor, rtol=1e-4, atol=1e-5, msg=name)
