@@ -24,6 +24,8 @@ LAYOUT = (
     "critic/tokens/laid_out",
     "tokens/effective_share",
     "critic/tokens/effective_share",
+    "batch/",
+    "critic/batch/",
     "rollout/mean_running",
     "rollout/cache_bytes",
     "rollout/prefill_tokens",

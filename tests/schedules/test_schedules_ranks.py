@@ -26,6 +26,7 @@ LAYOUT = (
     "micro_batches",
     "tokens/laid_out",
     "tokens/effective_share",
+    "batch/",
     "rollout/mean_running",
     "rollout/cache_bytes",
 )
