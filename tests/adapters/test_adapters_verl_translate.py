@@ -114,6 +114,14 @@ def test_translating_the_recipes_own_launch_loses_no_batch_size(path: Path) -> N
         ({f"{M}.lora_rank": "32"}, {"lora.rank": 32, "lora.alpha": 16.0, "lora.target_modules": None}),
         ({f"{M}.enable_activation_offload": "True"}, {"train.activation_offload": True}),
         (
+            {"reward_model.enable": "True", "reward_model.model.path": "org/rm"},
+            {"reward.sources": {"model": {"kind": "model", "path": "org/rm", "token_budget": 32768}}},
+        ),
+        (
+            {f"{A}.fsdp_config.optimizer_offload": "True", f"{F}.fsdp_config.param_offload": "True"},
+            {"train.optimizer_offload": True, "train.param_offload": True},
+        ),
+        (
             {
                 f"{A}.fsdp_config.ulysses_sequence_parallel_size": "4",
                 f"{F}.fsdp_config.ulysses_sequence_parallel_size": "2",

@@ -21,7 +21,7 @@ _REASONS: tuple[tuple[str, str], ...] = (
         "trainer and engine share the weights: nothing is sent",
     ),
     (r"^actor_rollout_ref\.rollout\.", "a setting of vLLM or SGLang; the native engine has none like it"),
-    (r"^reward_model\.|^reward\.", "no reward model of this kind here; task.reward names a function"),
+    (r"^reward_model\.|^reward\.", "a reward is a function (task.reward) or a source (reward.sources) here"),
     (r"override_transformer_config|\.megatron\.", "a setting of Megatron's"),
     (r"^critic\.", "the critic shares what is not in section critic with the actor"),
     (r"fsdp_config|wrap_policy", "a setting of FSDP's; sharding is under cluster and train"),

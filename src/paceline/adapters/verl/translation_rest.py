@@ -102,6 +102,10 @@ def _model(state: Translator) -> None:
     if recomputes is True:
         state.put("train.gradient_checkpointing", "all")
     state.copy(f"{MODEL}.enable_activation_offload", "train.activation_offload")
+    engine = "megatron" if state.launch.uses_megatron else "fsdp_config"
+    state.put("train.optimizer_offload", state.take(f"{ACTOR}.{engine}.optimizer_offload"))
+    if state.launch.uses_reference:  # the actor's own weights stay on the device here
+        state.put("train.param_offload", state.take(f"{REF}.{engine}.param_offload"))
     rank = state.take(f"{MODEL}.lora_rank")
     alpha, targets = state.take(f"{MODEL}.lora_alpha"), state.take(f"{MODEL}.target_modules")
     if isinstance(rank, int) and rank > 0:
@@ -144,6 +148,9 @@ def _files(state: Translator, key: str, name: str) -> None:
 
 
 def _reward(state: Translator) -> None:
+    if state.take("reward_model.enable") is True:
+        _reward_model(state)
+        return
     for prefix in ("custom_reward_function", "reward.custom_reward_function"):
         path, function = state.take(f"{prefix}.path"), state.take(f"{prefix}.name")
         if isinstance(path, str):
@@ -157,6 +164,21 @@ def _reward(state: Translator) -> None:
     state.differs.append(
         "verl picks the reward by each row's data_source; name one in task.reward (here: exact_match)"
     )
+
+
+def _reward_model(state: Translator) -> None:
+    path = state.take("reward_model.model.path")
+    if not isinstance(path, str):
+        state.missing["reward_model.enable"] = (
+            "its model's path is not in the launch; name one in reward.sources"
+        )
+        return
+    source: dict[str, Any] = {"kind": "model", "path": path}
+    if state.take("reward_model.use_dynamic_bsz") is True:
+        source["token_budget"] = state.take("reward_model.forward_max_token_len_per_gpu")
+    if state.take("reward_model.model.trust_remote_code") is True:
+        source["trust_remote_code"] = True
+    state.put("reward.sources", {"model": source})
 
 
 def _rollout(state: Translator) -> None:
