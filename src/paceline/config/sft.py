@@ -26,7 +26,9 @@ UNUSED_KEYS: dict[str, dict[str, str | None]] = {
     },
 }
 """Settings of shared sections that say nothing about supervised updates, and what to use in their place. Sections
-`algorithm`, `rollout` and `critic` say nothing about them as a whole."""
+`algorithm`, `critic` and `UNUSED_SECTIONS` say nothing about them as a whole."""
+
+UNUSED_SECTIONS = ("rollout", "reward")
 
 
 def is_sft(config: Config) -> bool:
@@ -56,10 +58,8 @@ def sft_ignores_no_setting(config: Config) -> ConfigError | None:
     usual = AlgorithmSection(**PRESETS["grpo"]).model_dump(mode="json")
     algorithm = config.algorithm.model_dump(mode="json")
     found = {f"algorithm.{key}": value for key, value in algorithm.items() if value != usual[key]}
-    found |= {
-        f"rollout.{key}": value
-        for key, value in config.rollout.model_dump(mode="json", exclude_defaults=True).items()
-    }
+    sections = config.model_dump(mode="json", include=set(UNUSED_SECTIONS), exclude_defaults=True)
+    found |= {f"{section}.{key}": value for section, keys in sections.items() for key, value in keys.items()}
     for section, keys in UNUSED_KEYS.items():
         holder = config.model_dump(mode="json", include={section: set(keys)}, exclude_defaults=True)
         found |= {f"{section}.{key}": value for key, value in holder.get(section, {}).items()}
