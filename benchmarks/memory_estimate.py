@@ -1,13 +1,15 @@
 """The memory estimate against the peak that a GPU measures, for fixed configurations.
 
-usage: python benchmarks/memory_estimate.py [--case NAME ...] [--estimate-only] [--json]
+usage: python benchmarks/memory_estimate.py [--case NAME ...] [--one-process] [--estimate-only] [--json]
 
-Every case trains a random-weight model on one device in a process of its own: two updates of three micro-batches that
+Every case trains a random-weight model on one device, in a process of its own unless told otherwise (kernels then
+compile once): two updates of three micro-batches that
 fill the token budget, the optimiser's states in place, and the allocator's peak over the second update. Estimated is
 what `--dry-run` would say of the same config without a rollout. Exit code 1 when a case is off by more than 10 %.
 """
 
 import argparse
+import gc
 import json
 import subprocess
 import sys
@@ -136,8 +138,8 @@ def _samples(count: int) -> list[TrainSample]:
     ]
 
 
-def compare(name: str, estimate_only: bool) -> dict[str, Any]:
-    """One case: parts and total as estimated, and as measured in a process of its own."""
+def compare(name: str, estimate_only: bool, one_process: bool) -> dict[str, Any]:
+    """One case: parts and total as estimated, and as measured."""
     case, estimate = CASES[name], estimate_case(CASES[name])
     row: dict[str, Any] = {
         "case": name,
@@ -152,12 +154,12 @@ def compare(name: str, estimate_only: bool) -> dict[str, Any]:
     }
     if estimate_only:
         return row
-    done = subprocess.run(
-        [sys.executable, __file__, "--measure", name], capture_output=True, text=True, check=False
-    )
-    if done.returncode:
-        return {**row, "failed": done.stderr.strip().splitlines()[-1:]}
-    measured = json.loads(done.stdout.strip().splitlines()[-1])
+    measured = measure_case(case) if one_process else _measured_apart(name)
+    if one_process:
+        gc.collect()
+        torch.cuda.empty_cache()
+    if "failed" in measured:
+        return {**row, **measured}
     return {
         **row,
         "measured_peak_gib": round(measured["peak_bytes"] / GIB, 2),
@@ -167,12 +169,23 @@ def compare(name: str, estimate_only: bool) -> dict[str, Any]:
     }
 
 
+def _measured_apart(name: str) -> dict[str, Any]:
+    done = subprocess.run(
+        [sys.executable, __file__, "--measure", name], capture_output=True, text=True, check=False
+    )
+    if done.returncode:
+        return {"failed": done.stderr.strip().splitlines()[-1:]}
+    found: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
+    return found
+
+
 def main() -> int:
     """Runs the cases; see the module's docstring."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--case", action="append", choices=CASES)
+    parser.add_argument("--one-process", action="store_true")
     parser.add_argument("--estimate-only", action="store_true")
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--measure", choices=CASES, help=argparse.SUPPRESS)
@@ -180,7 +193,7 @@ def main() -> int:
     if arguments.measure:
         print(json.dumps(measure_case(CASES[arguments.measure])))
         return 0
-    rows = [compare(name, arguments.estimate_only) for name in arguments.case or CASES]
+    rows = [compare(name, arguments.estimate_only, arguments.one_process) for name in arguments.case or CASES]
     if arguments.json:
         device = None if arguments.estimate_only else torch.cuda.get_device_name()
         print(json.dumps({"device": device, "torch": torch.__version__, "cases": rows}, indent=2))

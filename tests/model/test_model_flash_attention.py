@@ -5,6 +5,8 @@ import torch
 from torch import Tensor
 
 from paceline.batching.prefixes import Segment
+from paceline.config.schema import TrainSection
+from paceline.engine.recompute import apply_recompute
 from paceline.model.attention import AttentionArgs
 from paceline.model.flash_attention import FlashPlan, tree_ranges
 from paceline.model.flash_kernels import Ranges
@@ -150,3 +152,40 @@ def test_a_prompt_that_nobody_shares_takes_no_launch_of_its_own() -> None:
     tree = tree_ranges(segments, torch.device("cpu"))
     assert tree.shared == ()
     assert tree.own.offsets_q.tolist() == [0, 7, 15]
+
+
+@torch.library.custom_op("paceline_tests::attention", mutates_args=())
+def _attention_operator(
+    query: Tensor, key: Tensor, value: Tensor, q: Tensor, k: Tensor, causal: bool, scale: float
+) -> tuple[Tensor, Tensor]:
+    ranges = Ranges(q, k, int(q.diff().max()), int(k.diff().max()), causal)
+    return PlainKernel().forward(query, key, value, ranges, scale, None)
+
+
+class OperatorKernel(PlainKernel):
+    """The same as an operator of the dispatcher, which is how torch's own kernel appears to selective recomputation."""
+
+    def forward(self, query_THD, key_SKD, value_SKD, ranges, scale, window):
+        offsets = ranges.offsets_q, ranges.offsets_k
+        return _attention_operator(query_THD, key_SKD, value_SKD, *offsets, ranges.causal, scale)
+
+
+def test_selective_recomputation_of_a_tree_gives_the_same_gradients():
+    places = [(0, 5, -1), (5, 4, 0), (9, 3, 0), (12, 6, -1)]
+    segments = [Segment(*place, "response" if place[2] == 0 else "sequence") for place in places]
+    plan = FlashPlan(segments, OperatorKernel(), PackedPlan(segments, torch.arange(18)), torch.device("cpu"))
+    generator = torch.Generator().manual_seed(0)
+    weights = [torch.randn(1, heads, 18, 8, generator=generator).bfloat16() for heads in (4, 2, 2)]
+
+    class Attention(torch.nn.Module):
+        def forward(self, *qkv: Tensor) -> Tensor:
+            return plan.attend(*(part * 1.5 for part in qkv), AttentionArgs(0, 0.3, None, None))
+
+    found = []
+    for choice in ("none", "selective"):
+        layer = Attention()
+        apply_recompute([layer], TrainSection(gradient_checkpointing=choice))
+        inputs = [weight.clone().requires_grad_() for weight in weights]
+        layer(*inputs).float().square().sum().backward()
+        found.append([part.grad for part in inputs])
+    assert all(torch.equal(plain, again) for plain, again in zip(*found, strict=True))

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 from paceline.batching.prefixes import Segment, join_only_children
 from paceline.model.attention import AttentionArgs, AttentionPlan
@@ -82,6 +83,9 @@ class _TreeAttention(torch.autograd.Function):
         window: int | None,
     ) -> Tensor:
         out_THD, lse_HT = kernel.forward(query_THD, key_TKD, value_TKD, tree.own, scale, window)
+        if tree.shared and _get_current_dispatch_mode() is not None:
+            # selective recomputation keeps the kernel's own results, which the merge must not write over
+            out_THD, lse_HT = out_THD.clone(), lse_HT.clone()
         for part in tree.shared:
             rows, keys = part.query_rows, part.key_rows
             shared_out, shared_lse = kernel.forward(
