@@ -148,8 +148,6 @@ def test_state_of_four_ranks_goes_on_with_other_ranks_bit_by_bit(ranks: RankPool
         MeshSizes(shard=4),
         MeshSizes(shard=2, tensor_parallel=2),
         MeshSizes(shard=2),
-        MeshSizes(sequence_parallel=2),
-        MeshSizes(tensor_parallel=2),
     ):
         for found in ranks.run(sizes.num_ranks, continued, sizes, saved):
             for name, tensor in {**saved["masters"], **saved["moments"]}.items():

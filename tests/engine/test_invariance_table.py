@@ -81,7 +81,12 @@ def assert_same(found: dict[str, Any], expected: dict[str, Any], rel: float, ato
 @pytest.mark.parametrize("mesh", MESHES)
 def test_two_updates_are_the_same_on_every_mesh(mesh: str, ranks: RankPool):
     sizes = MeshSizes(*MESHES[mesh])
-    cases = [Case(family, sizes, sections) for family, sections in VARIATIONS.values()]
+    cases = [
+        Case(family, sizes, sections)
+        for name, (family, sections) in VARIATIONS.items()
+        # DTensor's dispatch is slow on a CPU, and keeping weights is FSDP's business alone
+        if sizes.tensor_parallel == 1 or not name.startswith("kept")
+    ]
     by_rank = [updated_all(cases)] if sizes.num_ranks == 1 else ranks.run(sizes.num_ranks, updated_all, cases)
     for found in by_rank:
         for case, result in zip(cases, found, strict=True):
