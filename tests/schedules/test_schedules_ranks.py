@@ -130,7 +130,7 @@ def test_every_rank_accounts_for_all_its_time_and_shows_what_it_waited(one_and_t
             covered = sum(stage.self_s for stage in section.stages.values())
             assert covered + section.unaccounted_s == pytest.approx(section.wall_s)
         waits = [span for process in ledger.processes for span in process.spans if span.stage == "idle"]
-        assert waits and {span.cause for span in waits} == {"queue"}
+        assert waits and {span.cause for span in waits} == {"queue", "communication"}
     tokens = [sum(s.stages["update_actor"].tokens for s in ledger.steps()) for ledger in ledgers]
     for record in [record for record in read_metrics(two) if record.step > 0]:
         metrics = record.metrics

@@ -21,3 +21,11 @@ def meet(mesh: RankMesh, ledger: Ledger, what: str, timeout_s: float | None = No
     timeout = None if timeout_s is None else timedelta(seconds=timeout_s)
     with ledger.span("idle", f"for {what}", cause="queue"):
         dist.monitored_barrier(mesh.object_group, timeout, wait_all_ranks=True)
+
+
+def any_rank(mesh: RankMesh, ledger: Ledger, flag: bool, what: str) -> bool:
+    """Whether `flag` is set on some rank. All ranks must ask together, and all get the same answer."""
+    if mesh.object_group is None:
+        return flag
+    with ledger.span("idle", f"for {what}", cause="queue"):
+        return bool(mesh.max_count(int(flag)))

@@ -3,6 +3,7 @@
 import os
 import threading
 import time
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
@@ -37,6 +38,8 @@ def joined_ranks(config: Config) -> Iterator[torch.device]:
     device = take_device(kind, own_device_index(kind, placement))
     if placement.launcher == "paceline":
         _stop_with_parent()
+    # torch's own sharding still calls collectives that its latest version renames; a person can do nothing about it
+    warnings.filterwarnings("ignore", category=FutureWarning, module=r"torch\.distributed")
     dist.init_process_group(
         backend=backends(kind),
         init_method=f"tcp://{placement.master_addr}:{placement.master_port}",
@@ -44,10 +47,9 @@ def joined_ranks(config: Config) -> Iterator[torch.device]:
         world_size=placement.world_size,
         timeout=timedelta(seconds=config.cluster.collective_timeout_s),
     )
-    try:
-        yield device
-    finally:
-        dist.destroy_process_group()
+    yield device
+    # after an error the others may be inside a collective that would not let this rank go: its end ends them
+    dist.destroy_process_group()
 
 
 def own_device_index(kind: str, placement: Placement) -> int:

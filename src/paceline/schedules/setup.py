@@ -20,6 +20,7 @@ from paceline.data.loader import PromptLoader
 from paceline.data.seeds import child_seed
 from paceline.data.tasks import Task, build_task
 from paceline.engine.critic import CriticEngine
+from paceline.engine.meeting import any_rank
 from paceline.engine.mesh import RankMesh
 from paceline.engine.model_engine import ModelEngine
 from paceline.engine.sharding import unsharded
@@ -92,7 +93,7 @@ class Run:
 
     def stop_requested(self) -> bool:
         """Whether any rank has been asked to stop. All ranks must ask together, and all get the same answer."""
-        return bool(self.mesh.max_count(int(self.stop.requested)))
+        return any_rank(self.mesh, self.ledger, self.stop.requested, "a request to stop")
 
 
 @contextmanager

@@ -13,6 +13,7 @@ from paceline.config.rules import budget_problem
 from paceline.config.sft import is_sft, sft_updates, warm_up_ends_in_sft
 from paceline.data.loader import PromptLoader
 from paceline.data.sft import SftData, SftRow, build_sft_data
+from paceline.engine.meeting import any_rank
 from paceline.engine.mesh import RankMesh
 from paceline.engine.sft import SftEngine, SftSample
 from paceline.launch.signals import StopRequest
@@ -66,7 +67,7 @@ class SftRun:
 
     def stop_requested(self) -> bool:
         """Whether any rank has been asked to stop. All ranks must ask together, and all get the same answer."""
-        return bool(self.mesh.max_count(int(self.stop.requested)))
+        return any_rank(self.mesh, self.ledger, self.stop.requested, "a request to stop")
 
 
 @contextmanager

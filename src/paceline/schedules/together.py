@@ -38,8 +38,11 @@ class AnyRun(Protocol):
 
 def reduce_metrics(run: AnyRun, metrics: MetricAccumulator) -> dict[str, float]:
     """A step's metrics by their declared reductions over every rank's values, the same on all ranks."""
+    if run.mesh.world_size == 1:
+        return metrics.reduce()
     meet(run.mesh, run.ledger, "the others' metrics")
-    return reduce_over_ranks(run.mesh.gather_objects(metrics))
+    with run.ledger.span("idle", "exchange metrics", cause="communication"):
+        return reduce_over_ranks(run.mesh.gather_objects(metrics))
 
 
 def write_metrics(run: AnyRun, step: int, values: Mapping[str, float]) -> None:
