@@ -18,6 +18,8 @@ TESTS = Path(__file__).parents[1]
 NOT_COMPARED = ("time/", "throughput/", "memory/", "tflops/", "mfu/", "checkpoint/", "balance/")
 # what depends on how samples are laid out and divided
 LAYOUT = (
+    "batch/",
+    "critic/batch/",
     "micro_batches",
     "critic/micro_batches",
     "tokens/laid_out",
