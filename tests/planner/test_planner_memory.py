@@ -146,6 +146,13 @@ def test_the_cache_follows_the_slots_their_capacity_and_its_bound():
     assert estimate("rollout.kv_cache_gb=1", prompt=500).part("KV cache") == GIB
 
 
+def test_a_cache_that_is_given_back_counts_while_sampling_only():
+    kept, given_back = estimate(), estimate("rollout.keep_cache=false")
+    assert kept.of_phase("actor", "rollout") == given_back.of_phase("actor", "rollout")
+    update = kept.of_phase("actor", "layers") - given_back.of_phase("actor", "layers")
+    assert update == pytest.approx(kept.part("KV cache"))
+
+
 def test_prompts_nobody_has_read_yet_are_assumed_and_the_table_says_so():
     found = estimate_run(config(), RunFacts(shape_of("qwen3-1.7b"), 2))
     assert "until the task is read" in memory_table(found)

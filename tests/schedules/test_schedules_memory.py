@@ -75,3 +75,18 @@ def test_a_run_with_an_automatic_budget_trains_and_records_it(tmp_path):
     }
     assert len(budgets) == 1 and budgets.pop() > 0
     assert "token_budget: auto" in (result.run_dir / "config.yaml").read_text()
+
+
+def test_a_cache_given_back_between_rollouts_changes_no_number(tmp_path):
+    rewards = []
+    for index, keep in enumerate((True, False)):
+        rollout = {"max_new_tokens": 6, "keep_cache": keep}
+        sections = tiny_sections(
+            tmp_path,
+            rollout=rollout,
+            run={"name": f"r{index}", "dir": str(tmp_path / "runs"), "num_steps": 2},
+        )
+        result = run_training(load_config(None, sections=sections))
+        rows = [json.loads(line) for line in (result.run_dir / "metrics.jsonl").read_text().splitlines()]
+        rewards.append([(row["metrics"].get("reward/mean"), row["metrics"].get("grad_norm")) for row in rows])
+    assert rewards[0] == rewards[1]

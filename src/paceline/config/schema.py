@@ -262,6 +262,8 @@ class RolloutSection(Section):
     """Samples decoded at the same time (slots of the KV cache) per device."""
     kv_cache_gb: Annotated[float, Field(gt=0)] | None = None
     """Most memory the KV cache may take, in GiB per device; fewer samples run at a time if needed. None: no bound."""
+    keep_cache: bool = True
+    """Keep the KV cache's memory between rollouts; false gives it back before updates, and takes it again."""
     stop_token_ids: tuple[int, ...] = ()
     """Tokens that end a sample beside the tokenizer's end token."""
     ignore_eos: bool = False

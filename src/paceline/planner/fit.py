@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from paceline.config.errors import ConfigError
 from paceline.config.parallelism import mesh_sizes
 from paceline.config.schema import Config
+from paceline.config.sft import is_sft
 from paceline.planner.memory import GIB, MemoryEstimate
 from paceline.planner.run_memory import RunFacts, estimate_run
 from paceline.telemetry.hardware import lookup
@@ -156,6 +157,8 @@ def _changes(config: Config) -> Iterator[tuple[str, dict[str, object]]]:
         yield "train", {"activation_offload": True}
     if train.logprob_chunk > 1024:
         yield "train", {"logprob_chunk": 1024}
+    if config.rollout.keep_cache and not is_sft(config):
+        yield "rollout", {"keep_cache": False}
     if config.rollout.max_running > 16:
         yield "rollout", {"max_running": config.rollout.max_running // 2}
     if cluster.replicate_size == 1 and cluster.shard_size is None:

@@ -157,6 +157,6 @@ def _rollout(config: Config, facts: RunFacts, actor: TrainedModel, notes: list[s
     prefill = next(part for part in estimate_model(actor) if part.phase == "scoring").num_bytes
     logits = num_slots * own.model.vocab_size * (facts.element_bytes + 16.0)
     return [
-        Part("KV cache", cache, "always"),
+        Part("KV cache", cache, "always" if rollout.keep_cache else "rollout"),
         Part("prefill and decoding", max(prefill, logits), "rollout"),
     ]

@@ -74,7 +74,8 @@ def probe_budget(
     facts = run_facts(config, device, longest_prompt)
     assert facts is not None  # the budget that was estimated came from them
     to_come = sum(other.optimizer.bytes_to_come() for other in (engine, *others))
-    to_come += int(estimate_run(config, facts).part("KV cache"))
+    if config.rollout.keep_cache:
+        to_come += int(estimate_run(config, facts).part("KV cache"))
     usable = usable_bytes(device_memory(config, place)) - to_come
     own = cost.largest(usable, most_useful_budget(config, longest_sample, on_cpu=False))
     found = min(engine.mesh.gather_objects(own))

@@ -129,6 +129,8 @@ def _generate_groups(
     with whole_weights(run), run.ledger.span("rollout") as span:
         generated = run.engine.generate([part.request for part in parts], params, submit)
         span.add(tokens=run.engine.stats.num_generated_tokens, flops=run.engine.stats.flops)
+        if not run.config.rollout.keep_cache:
+            run.engine.sleep()
     with run.ledger.span("reward"):
         rewards.flush()
         scored = [
