@@ -1,14 +1,21 @@
 """What the replicas of test_engine_gradient_sync run, each as one rank of a gloo process group."""
 
 import math
+from typing import Any
 
 import torch
 import torch.distributed as dist
+from parallel_cases import Case, mesh_of, reduced, samples, settings, softened
 from torch import Tensor
 
+from paceline.config.parallelism import MeshSizes
 from paceline.engine.gradient_sync.compression import Compressor
 from paceline.engine.gradient_sync.exchange import exchange
 from paceline.engine.gradient_sync.replicas import CompressedSync, LocalSteps
+from paceline.engine.shards import full_tensor, local_part
+from paceline.engine.trainer import TrainEngine
+from paceline.telemetry.ledger import Ledger
+from paceline.telemetry.metrics import MetricAccumulator
 
 
 def world() -> dist.ProcessGroup:
@@ -47,7 +54,7 @@ def totals_of_error_feedback(compressor: Compressor, num_updates: int) -> tuple[
         there_was += sum(all_gradients(update)).double()
         hook(own)
         arrived += own.double()
-        shares.append(sync.end_update(applied=True).held_back_share)
+        shares.append(sync.end_update(True, list).held_back_share)
     held_back = sync.residuals[0].double()
     dist.all_reduce(held_back)
     return arrived + held_back, there_was, shares
@@ -64,7 +71,7 @@ def micro_batches_and_one(compressor: Compressor) -> tuple[Tensor, Tensor]:
         arriving = piece.clone()
         hook(arriving)
         accumulated += arriving
-    sync.end_update(applied=True)
+    sync.end_update(True, list)
     whole = pieces[0].clone()
     for piece in pieces[1:]:
         whole = piece + whole
@@ -78,14 +85,14 @@ def residual_across_a_skipped_update(compressor: Compressor) -> tuple[bool, bool
     sync = CompressedSync(compressor, world())
     hook = sync.hook()
     hook(gradient(dist.get_rank(), 0))
-    sync.end_update(applied=True)
+    sync.end_update(True, list)
     before = sync.residuals[0].clone()
     bad = gradient(dist.get_rank(), 1)
     if dist.get_rank() == 1:
         bad[17] = math.nan
     hook(bad)
     not_finite = not bool(torch.isfinite(bad).all())
-    report = sync.end_update(applied=False)
+    report = sync.end_update(False, list)
     after = sync.residuals[0]
     return not_finite, torch.equal(before, after), bool(torch.isfinite(after).all()), report.num_bytes
 
@@ -101,8 +108,41 @@ def local_steps(every: int, num_updates: int) -> list[tuple[float, int]]:
         own = torch.full((4,), float(dist.get_rank() + 1))
         hook(own)
         weight -= own
-        report = sync.end_update(lambda: state)
+        report = sync.end_update(True, lambda: state)
         seen.append((float(weight[0]), report.num_bytes))
     sync.synchronise(lambda: state)
     seen.append((float(weight[0]), sync.synchronise(lambda: state).num_bytes))
     return seen
+
+
+def trained(train: dict[str, object], sizes: MeshSizes, num_updates: int) -> dict[str, Any]:
+    """A tiny model after some updates: metrics, whole parameters and moments, and whether replicas are bit-equal."""
+    config = settings(
+        {
+            "train": train,
+            "batch": {"token_budget": 40, "share_prefixes": False, "num_epochs": num_updates},
+            "cluster": {"num_devices": sizes.num_ranks, "replicate_size": sizes.replicate},
+        }
+    )
+    mesh = mesh_of(sizes)
+    engine = TrainEngine(softened(Case("llama", sizes)), config, Ledger(), num_updates, mesh)
+    history = []
+    for seed in range(num_updates):
+        metrics = MetricAccumulator()
+        engine.update(samples(seed), metrics)
+        if seed == num_updates - 1:
+            engine.engine.average_replicas(metrics)
+        history.append(reduced(mesh, metrics))
+    optimizer = engine.optimizer
+    parameters = {name: full_tensor(master).clone() for name, master in optimizer.masters().items()}
+    parts = [local_part(t) for t in (*optimizer.masters().values(), *optimizer.moments().values())]
+    own = torch.cat([part.flatten() for part in parts])
+    everybody = mesh.gather_objects(own.tolist())
+    num_others = sizes.num_ranks // sizes.replicate
+    twins = [everybody[rank] for rank in range(dist.get_rank() % num_others, sizes.num_ranks, num_others)]
+    return {
+        "metrics": history,
+        "parameters": parameters,
+        "replicas_equal": all(twin == twins[0] for twin in twins),
+        "held_back_norm": engine.engine.held_back_norm(),
+    }

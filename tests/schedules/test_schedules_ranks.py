@@ -25,6 +25,7 @@ NOT_COMPARED = ("time/", "throughput/", "memory/", "tflops/", "mfu/", "checkpoin
 LAYOUT = (
     "micro_batches",
     "tokens/laid_out",
+    "tokens/padding",
     "tokens/effective_share",
     "batch/",
     "rollout/mean_running",

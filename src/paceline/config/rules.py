@@ -6,6 +6,7 @@ from paceline.config.critic import has_critic, mini_batches_per_rollout, num_act
 from paceline.config.critic_rules import CRITIC_RULES
 from paceline.config.decisions import decide_old_logprob, has_one_update_per_rollout
 from paceline.config.errors import ConfigError
+from paceline.config.gradient_sync_rules import GRADIENT_SYNC_RULES
 from paceline.config.parallelism import ROLES, role_sizes
 from paceline.config.reward_rules import REWARD_RULES
 from paceline.config.schema import AUTO_TOKEN_BUDGET, Config
@@ -303,7 +304,7 @@ def check_rules(config: Config) -> None:
     """Raises one `ConfigError` with every rule that `config` breaks."""
     rules = [
         rule
-        for rule in (*RULES, *CRITIC_RULES, *REWARD_RULES)
+        for rule in (*RULES, *CRITIC_RULES, *REWARD_RULES, *GRADIENT_SYNC_RULES)
         if not (is_sft(config) and rule in SAMPLING_RULES)
     ]
     problems = [problem for rule in rules if (problem := rule(config)) is not None]

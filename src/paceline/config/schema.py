@@ -322,6 +322,15 @@ class TrainSection(OptimizerSection):
     forward_prefetch: NonNegative = 1
     """Several ranks: how many layers ahead the forward pass gathers weights explicitly; 0 = only what the order of
     kernels overlaps by itself."""
+    gradient_sync: Literal["exact", "topk", "int8", "topk_int8"] = "exact"
+    """What replicas (cluster.replicate_size) send each other of a gradient. exact: everything; topk: the elements of
+    largest magnitude; int8: 8 bits an element; topk_int8: both. What is not sent is added to the next gradient, so the
+    optimisation is another one than with exact; for links so slow that exact sync is most of a step."""
+    gradient_sync_fraction: Annotated[float, Field(gt=0.0, le=1.0)] | None = None
+    """gradient_sync: topk and topk_int8 send this share of the elements; default 0.01."""
+    gradient_sync_every: Positive = 1
+    """Replicas update by themselves and average masters and moments after so many updates, and after each rollout's
+    last; 1 = gradients are summed in every update. Another optimisation than summed gradients."""
     gradient_checkpointing: Annotated[Recompute, BeforeValidator(_recompute_of_a_switch)] = "none"
     """What the backward pass computes again instead of keeping it. none: nothing; all: every decoder layer from its
     input; every_k: every `checkpoint_every`-th layer; selective: everything but the results of matrix products and

@@ -19,6 +19,9 @@ from paceline.algorithms.objective import Metrics, PendingMetrics
 from paceline.config.schema import BatchSection, TrainSection
 from paceline.engine.activation_offload import ActivationOffload
 from paceline.engine.distribution import Shares, distribute
+from paceline.engine.gradient_sync.choice import replica_sync_of
+from paceline.engine.gradient_sync.exchange import ring_bytes
+from paceline.engine.gradient_sync.replicas import CompressedSync, LocalSteps, SyncReport
 from paceline.engine.meeting import meet
 from paceline.engine.memory_shortage import TokenBudget, give_back_memory, is_out_of_memory
 from paceline.engine.mesh import RankMesh
@@ -37,6 +40,7 @@ from paceline.engine.planning import (
 from paceline.engine.recompute import apply_recompute, decoder_layers
 from paceline.engine.samples import FloatArray, TokenPair
 from paceline.engine.sharding import ReplicaSync, reshard, shard_model
+from paceline.engine.shards import local_part
 from paceline.model.inputs import ModelInputs
 from paceline.model.loading import CausalModel
 from paceline.model.lora import AdaptedModel
@@ -108,7 +112,7 @@ class ModelEngine:
     ) -> None:
         """`num_updates` in all shape the learning rate; None: the model is only read and gets no optimiser.
 
-        `replica_sync`: how copies of the model (replicate axis) agree; None is HSDP's exact all-reduce.
+        `replica_sync`: how copies of the model (replicate axis) agree, in place of what `train.gradient_sync` says.
         `metric_prefix` goes before the names that every role records (`grad_norm`, `lr`, `updates/applied`...).
         """
         self.mesh = mesh or RankMesh.single()
@@ -118,6 +122,7 @@ class ModelEngine:
             model.module.requires_grad_(False)
         else:
             apply_recompute(decoder_layers(model.module, model.shape.num_layers), train)
+            replica_sync = replica_sync or replica_sync_of(train, self.mesh)
         self.sharded = shard_model(model, self.mesh, train, replica_sync)
         self.model = self.sharded.model
         self._offload: ActivationOffload | None = None
@@ -127,6 +132,7 @@ class ModelEngine:
         self._parked: ParkedWeights | None = None
         if num_updates is None and train.param_offload:
             self._parked = ParkedWeights(self.model.module)
+        self.lost_on_resume: float | None = None
         self._optimizer: MasterAdamW | None = None
         if num_updates is not None:
             self._optimizer = MasterAdamW(
@@ -194,6 +200,7 @@ class ModelEngine:
                         metrics.add(name, value, weight)
             self._record_plan(done, metrics)
             self._record_outcome(outcome, metrics)
+            self._end_sync(outcome, metrics)
         return outcome
 
     def accumulate(
@@ -264,6 +271,40 @@ class ModelEngine:
         with self._ledger.span(stage, "no samples left"):
             value_R = read(self.model, empty_inputs(self._batch, self.model.device, self.mesh.sp_size))[0]
             value_R.backward(torch.zeros_like(value_R))
+
+    def average_replicas(self, metrics: MetricAccumulator) -> None:
+        """Lets replicas that updated by themselves (train.gradient_sync_every) meet now: before anything reads the
+        weights for more than an update. Every rank must call it."""
+        sync = self.sharded.replica_sync
+        if isinstance(sync, LocalSteps):
+            metrics.add(f"{self._prefix}gradient_sync/bytes", sync.synchronise(self._state).num_bytes)
+
+    def held_back_norm(self) -> float:
+        """Norm over all ranks of what compressed replicas have not sent yet. Every rank must call it."""
+        sync = self.sharded.replica_sync
+        if not isinstance(sync, CompressedSync):
+            return 0.0
+        return float(self.mesh.sum(torch.tensor(sync.residual_norm() ** 2, device=self.model.device)).sqrt())
+
+    def _end_sync(self, outcome: UpdateOutcome, metrics: MetricAccumulator) -> None:
+        """Every rank counts its own bytes: all of them send."""
+        num_replicas, sync = self.mesh.sizes.replicate, self.sharded.replica_sync
+        if num_replicas == 1:
+            return
+        if isinstance(sync, CompressedSync | LocalSteps):
+            report = sync.end_update(not outcome.skipped, self._state)
+        else:
+            num_elements = sum(local_part(master).numel() for master in self.optimizer.masters().values())
+            report = SyncReport(ring_bytes(num_elements, num_replicas), 0.0)
+        metrics.add(f"{self._prefix}gradient_sync/bytes", report.num_bytes)
+        metrics.add(f"{self._prefix}gradient_sync/held_back", report.held_back_share)
+        if self.lost_on_resume is not None:
+            metrics.add(f"{self._prefix}gradient_sync/lost_on_resume", self.lost_on_resume)
+            self.lost_on_resume = None
+
+    def _state(self) -> list[Tensor]:
+        tensors = (*self.optimizer.masters().values(), *self.optimizer.moments().values())
+        return [local_part(tensor) for tensor in tensors]
 
     def record_empty(self, metrics: MetricAccumulator) -> None:
         """Counts a mini-batch without a token to train on."""

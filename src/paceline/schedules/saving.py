@@ -11,6 +11,7 @@ from transformers import PreTrainedTokenizerBase
 from paceline.checkpoint import Held, Loaded, Piece, export_hf, replaced_folder
 from paceline.config import Config, ConfigError
 from paceline.engine.critic import CriticEngine
+from paceline.engine.model_engine import ModelEngine
 from paceline.engine.optimizer import MOMENTS, MasterAdamW
 from paceline.engine.sharding import unsharded
 from paceline.engine.shards import local_part, offsets_of, spread_like
@@ -43,6 +44,8 @@ def save(run: AnyRun) -> float:
     if critic is not None:
         tensors["critic_masters"] = pieces(critic.optimizer.masters())
         tensors["critic_moments"] = pieces(critic.optimizer.moments())
+    if config_holds_back(run.config):
+        state["held_back_norm"] = {name: engine.held_back_norm() for name, engine in engines_of(run).items()}
     with run.ledger.span("checkpoint"):
         return run.store.save(run.state.step, tensors, state, asynchronous=run.config.checkpoint.asynchronous)
 
@@ -104,12 +107,25 @@ def resume(run: AnyRun) -> bool:
         check_adapters(run.config, loaded.state)
         load_optimizer(run.trainer.optimizer, loaded, "", loaded.state["optimizer"])
         load_critic(run, loaded)
+        for name, norm in loaded.state.get("held_back_norm", {}).items():
+            engines_of(run)[name].lost_on_resume = norm
         run.loader.load_state_dict(loaded.state["loader"])
         run.weight_version = loaded.state["weight_version"]
         run.state.step = loaded.state["step"]
         run.state.figures = loaded.state["figures"]
     run.display.note(f"  resumed after step {run.state.step} from {found.path}")
     return True
+
+
+def config_holds_back(config: Config) -> bool:
+    """Whether replicas hold parts of gradients back, which no checkpoint keeps: their norm is counted on resume."""
+    return config.train.gradient_sync != "exact"
+
+
+def engines_of(run: AnyRun) -> dict[str, ModelEngine]:
+    """The engines that train, by role."""
+    critic = critic_of(run)
+    return {"actor": run.trainer.engine, **({} if critic is None else {"critic": critic.engine})}
 
 
 def critic_of(run: AnyRun) -> CriticEngine | None:

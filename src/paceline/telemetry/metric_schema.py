@@ -129,6 +129,9 @@ critic/tokens/laid_out | sum | tokens | Token slots computed by the critic's upd
 critic/tokens/padding | sum | tokens | Those of them that no token of a sample takes.
 critic/batch/distinct_shapes | max | shapes | Shapes the critic's passes met since the process began; largest rank's.
 critic/batch/new_shapes | sum | shapes | Shapes the critic's updates met for the first time.
+critic/gradient_sync/bytes | sum | bytes | Bytes the critic's replicas sent each other, all ranks.
+critic/gradient_sync/held_back | mean | share | The critic's gradient_sync/held_back.
+critic/gradient_sync/lost_on_resume | last | norm | The critic's gradient_sync/lost_on_resume.
 critic/tokens/effective_share | mean | share | Tokens of the samples per slot the critic's updates computed.
 critic/samples/overlong | sum | samples | Samples over the critic's token budget, each in a micro-batch of its own.
 steps/critic_alone | sum | steps | 1 in a step that trained the critic and not the policy (critic.pretrain_steps).
@@ -142,6 +145,9 @@ tokens/laid_out | sum | tokens | Token slots computed by the updates, padding in
 tokens/padding | sum | tokens | Those of them that no token of a sample takes: padding of rows, and empty rows.
 batch/distinct_shapes | max | shapes | Shapes (rows x width, by stage) met since the process began; the largest rank's.
 batch/new_shapes | sum | shapes | Shapes the updates met for the first time: kernels that plan by shape pause for each.
+gradient_sync/bytes | sum | bytes | Bytes that replicas (cluster.replicate_size) sent each other in updates, all ranks.
+gradient_sync/held_back | mean | share | Norm of what a rank did not send over that of what it had to send.
+gradient_sync/lost_on_resume | last | norm | Norm of what replicas held back when the checkpoint resumed from was saved.
 tokens/effective_share | mean | share | Tokens of the samples per slot computed; above 1 where prefixes are shared.
 samples/zero_advantage_skipped | sum | samples | Samples not computed: advantage zero; still in the denominators.
 tokens/zero_advantage_skipped | sum | tokens | Tokens of these samples.

@@ -22,6 +22,8 @@ from paceline.engine.gradient_sync.compression import Compressor
 from paceline.engine.gradient_sync.exchange import exchange, ring_bytes
 
 AllReduceHook = Callable[[Tensor], None]
+StateOf = Callable[[], Iterable[Tensor]]
+"""This rank's parts of masters and moments, plain tensors that share the optimiser's memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,8 +88,9 @@ class CompressedSync:
         part.squares = torch.stack([found.held_back_N.square().sum(), gradient_N.square().sum()])
         gradient_N.copy_(found.sum_N)
 
-    def end_update(self, applied: bool) -> SyncReport:
-        """Takes over what was held back, if the update was `applied`, and says what it sent."""
+    def end_update(self, applied: bool, state: StateOf) -> SyncReport:
+        """Takes over what was held back, if the update was `applied`, and says what it sent. Replicas' weights never
+        differ, so `state` is not asked for."""
         num_bytes = sum(part.num_bytes for part in self._parts)
         squares = [part.squares for part in self._parts if part.squares is not None]
         held_back, total = torch.stack(squares).sum(dim=0).tolist() if squares and applied else (0.0, 0.0)
@@ -134,13 +137,13 @@ class LocalSteps:
     def expect(self, is_last: bool) -> None:
         """Each micro-batch is scaled alike."""
 
-    def end_update(self, state: Callable[[], Iterable[Tensor]]) -> SyncReport:
-        """Counts an update, and averages `state()` (masters and moments, in place) if it is the k-th."""
+    def end_update(self, applied: bool, state: StateOf) -> SyncReport:
+        """Counts an update, `applied` or skipped (by all replicas alike), and averages `state()` if it is the k-th."""
         self.num_since_sync += 1
         return self.synchronise(state) if self.num_since_sync >= self._every else SyncReport(0, 0.0)
 
     @torch.no_grad()
-    def synchronise(self, state: Callable[[], Iterable[Tensor]]) -> SyncReport:
+    def synchronise(self, state: StateOf) -> SyncReport:
         """Averages now, unless nothing was updated since the last time. All replicas must call it."""
         if self.num_since_sync == 0:
             return SyncReport(0, 0.0)
