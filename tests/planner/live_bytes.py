@@ -12,6 +12,7 @@ from paceline.config.schema import TrainSection
 from paceline.engine.recompute import apply_recompute, decoder_layers
 from paceline.model.attention import AttentionArgs
 from paceline.model.families import check_family
+from paceline.model.fused.layers import fuse_layers
 from paceline.model.loading import wrap_model
 
 
@@ -70,13 +71,49 @@ class GroupedPlan:
         return _GroupedAttention.apply(*(part.transpose(1, 2) for part in (query_BHTD, key_BKTD, value_BKTD)))
 
 
-def layer_peaks(config: PretrainedConfig, num_tokens: int, settings: TrainSection) -> tuple[int, int]:
+class KernelOutputs:
+    """`Elementwise` whose methods take the memory of their results alone, as kernels do."""
+
+    def add_rms_norm(self, x, added, weight, eps):
+        total = x if added is None else torch.empty_like(x)
+        return total, torch.empty_like(x), x.new_empty(len(x), dtype=torch.float32)
+
+    def rms_norm_backward(self, grad, x, rstd, weight, residual_grad, with_normed):
+        return torch.empty_like(x), torch.empty_like(weight), torch.empty_like(x) if with_normed else None
+
+    def rotate(self, qkv, query_weight, key_weight, cos, sin, layout):
+        shape = (
+            (len(qkv), layout.num_heads, layout.head_dim),
+            (len(qkv), layout.num_kv_heads, layout.head_dim),
+        )
+        return qkv.new_empty(shape[0]), qkv.new_empty(shape[1])
+
+    def rotate_backward(
+        self, grad_query, grad_key, grad_value, qkv, query_weight, key_weight, cos, sin, layout
+    ):
+        weights = (
+            None if weight is None else torch.empty_like(weight) for weight in (query_weight, key_weight)
+        )
+        return torch.empty_like(qkv), *weights
+
+    def gate(self, gate_up):
+        return gate_up.new_empty(len(gate_up), gate_up.shape[1] // 2)
+
+    def gate_backward(self, grad, gate_up, with_gated):
+        return torch.empty_like(gate_up), torch.empty_like(grad) if with_gated else None
+
+
+def layer_peaks(
+    config: PretrainedConfig, num_tokens: int, settings: TrainSection, is_fused: bool = False
+) -> tuple[int, int]:
     """(bytes kept after the forward pass, peak of the backward pass) of all layers, bfloat16."""
     with FakeTensorMode(allow_non_fake_inputs=True):
         module = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
         model = wrap_model(module, torch.device("cpu"), check_family(config, type(module)))
         for linear in model.module.modules():
             vars(linear).pop("forward", None)  # the CPU's own product
+        if is_fused:
+            assert fuse_layers(module, KernelOutputs()).num_layers
         for parameter in module.parameters():
             parameter.register_post_accumulate_grad_hook(lambda p: setattr(p, "grad", None))
         apply_recompute(decoder_layers(module, config.num_hidden_layers), settings)

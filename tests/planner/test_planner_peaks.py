@@ -11,6 +11,8 @@ from paceline.planner.model_shape import MemoryShape
 NUM_TOKENS = 16_384
 
 
+@pytest.mark.filterwarnings("ignore:Accessing the data pointer of FakeTensor")
+@pytest.mark.parametrize("is_fused", [False, True], ids=["eager", "fused"])
 @pytest.mark.parametrize("name", ["qwen3-1.7b", "llama3-8b"])
 @pytest.mark.parametrize(
     "recompute",
@@ -24,7 +26,7 @@ NUM_TOKENS = 16_384
     ],
     ids=str,
 )
-def test_the_peak_of_the_backward_pass_is_estimated_within_a_tenth(name, recompute):
+def test_the_peak_of_the_backward_pass_is_estimated_within_a_tenth(name, recompute, is_fused):
     config = shape_config(name)
     config.num_hidden_layers = 4
     settings = TrainSection(
@@ -32,8 +34,11 @@ def test_the_peak_of_the_backward_pass_is_estimated_within_a_tenth(name, recompu
         checkpoint_every=recompute.every,
         selective_keep=recompute.keep,
     )
-    kept, peak = layer_peaks(config, NUM_TOKENS, settings)
-    shape, how = MemoryShape.from_hf_config(config.to_dict()), LayerExecution()
+    kept, peak = layer_peaks(config, NUM_TOKENS, settings, is_fused)
+    shape, how = (
+        MemoryShape.from_hf_config(config.to_dict()),
+        LayerExecution("fused" if is_fused else "eager"),
+    )
     estimated = NUM_TOKENS * kept_bytes(shape, how, recompute)
     # neither the layers' own output nor the rotary factors are among what the layers keep
     assert estimated == pytest.approx(kept, rel=0.1, abs=NUM_TOKENS * (3 * config.hidden_size + 512))
