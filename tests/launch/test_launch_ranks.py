@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from paceline.config import Config, ConfigError
-from paceline.config.schema import ClusterSection
+from paceline.config.schema import ClusterSection, RunSection
 from paceline.launch.devices import check_device_count, num_devices
+from paceline.launch.dispatch import run_or_launch
 from paceline.launch.placement import find_placement
 from paceline.launch.ranks import RankFailedError, run_on_ranks
 from paceline.launch.reports import read_reports, write_report
@@ -99,3 +100,21 @@ def test_torchrun_finds_a_ranks_error_where_it_looks_for_one(tmp_path):
 def test_a_rank_without_our_launcher_shows_no_stage(tmp_path):
     assert open_board(None, {}) is None
     assert read_stage(tmp_path, 0) is None
+
+
+def test_only_a_process_nobody_placed_starts_ranks(monkeypatch, tmp_path):
+    monkeypatch.setenv("PYTHONPATH", f"{HERE}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
+    monkeypatch.setattr("paceline.launch.ranks._MODULE", "rank_scripts")
+    config = Config(
+        run=RunSection(dir=str(tmp_path), name="r"), cluster=ClusterSection(num_devices=2, device="cpu")
+    )
+    ran_here: list[Config] = []
+
+    def run_here(config: Config) -> Path:
+        ran_here.append(config)
+        return tmp_path
+
+    assert run_or_launch(config, "finish", run_here) == tmp_path / "r" and ran_here == []
+    for name, value in {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "MASTER_PORT": "1"}.items():
+        monkeypatch.setenv(name, value)
+    assert run_or_launch(config, "finish", run_here) == tmp_path and ran_here == [config]
