@@ -9,6 +9,8 @@ from torch import Tensor, nn
 from paceline.config.schema import TrainSection
 from paceline.engine.activation_offload import ActivationOffload
 from paceline.engine.recompute import apply_recompute, decoder_layers
+from paceline.model.fused.layers import fuse_layers
+from paceline.model.fused.reference import ReferenceElementwise
 from paceline.model.inputs import padded_inputs, score
 from paceline.model.loading import CausalModel
 from paceline.model.logprob_head import HeadSettings
@@ -43,6 +45,18 @@ def test_log_probs_and_gradients_are_the_same_bits(family, recompute):
     assert torch.equal(logprobs, expected_logprobs)
     for name, gradient in expected.items():
         assert torch.equal(found[name], gradient), name
+
+
+@pytest.mark.parametrize("recompute", ["none", "all", "selective"])
+def test_fused_layers_on_the_host_give_the_same_bits_too(recompute):
+    found = []
+    for offload in (None, ActivationOffload(CPU, min_bytes=1)):
+        model = tiny_model("qwen3")
+        assert fuse_layers(model.module, ReferenceElementwise()).num_layers == 2
+        layers = decoder_layers(model.module, model.shape.num_layers)
+        apply_recompute(layers, TrainSection(gradient_checkpointing=recompute))
+        found.append(gradients(model, offload)[1])
+    assert all(torch.equal(found[0][name], gradient) for name, gradient in found[1].items())
 
 
 def test_only_activations_above_the_size_move_and_never_parameters():
