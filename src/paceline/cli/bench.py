@@ -78,6 +78,25 @@ def train(
     print(json.dumps(result, indent=2) if as_json else _train_text(result))
 
 
+@bench_app.command("padded")
+def padded(
+    model: Annotated[str, typer.Option(help="Shape: qwen3-0.6b, ..., or tiny for a CPU.")] = "qwen3-0.6b",
+    micro_batches: Annotated[int, typer.Option(min=2)] = 32,
+    rows: Annotated[int, typer.Option(min=1, help="Rows of every micro-batch.")] = 2,
+    shortest: Annotated[int, typer.Option(min=2, help="Tokens of the shortest sample.")] = 768,
+    longest: Annotated[int, typer.Option(min=2, help="Tokens of the longest sample.")] = 1536,
+    repeats: Annotated[int, typer.Option(min=1)] = 2,
+    as_json: AsJson = False,
+) -> None:
+    """Padding to micro-batch, bucket and mini-batch widths, where kernels plan for every new shape."""
+    from paceline.bench.padded import PaddedWorkload, bench_padded
+    from paceline.bench.shapes import SHAPES
+
+    _one_of("--model", model, SHAPES)
+    result = bench_padded(PaddedWorkload(model, micro_batches, rows, shortest, longest, repeats))
+    print(json.dumps(result, indent=2) if as_json else _padded_text(result))
+
+
 def _one_of(option: str, value: str, allowed: tuple[str, ...]) -> Any:
     if value not in allowed:
         raise ConfigError(option, value, f"must be one of {', '.join(allowed)}", allowed[0])
@@ -116,4 +135,31 @@ def _train_text(result: dict[str, Any]) -> str:
             f"{row['tflops']:7.1f} TFLOP/s{share}{peak}"
         )
     lines.append(f"  first use        {result['compile_s']:9.1f} s")
+    return "\n".join(lines)
+
+
+def _padded_text(result: dict[str, Any]) -> str:
+    lines = [
+        f"{result['workload']['model']}, {result['num_tokens']} tokens, {result['device']}, {result['dtype']}"
+    ]
+    rows = {**result["choices"], **{k: v for k, v in result.items() if k.endswith("_for_comparison")}}
+    for choice, row in rows.items():
+        lines.append(
+            f"  {choice}: {row['num_micro_batches']} micro-batches, {row['distinct_shapes']} shapes, "
+            f"{row['num_slots']:,} slots"
+        )
+        for name in ("old_logprob", "update_actor"):
+            times = row[name]
+            lines.append(
+                f"    {name:<13} first {times['first_s']:7.2f} s  again {times['repeat_s']:7.2f} s  "
+                f"{times['first_use_ms_per_new_shape']:7.1f} ms per new shape"
+            )
+    plans, bad = result["attention"], result["one_long_sample"]
+    lines.append(
+        f"  attention, a new shape {plans['first_ms']:.1f} ms, the same again {plans['repeat_ms']:.1f} ms"
+    )
+    lines.append(
+        f"  one long sample: mini-batch width computes {bad['slots_ratio']:.2f} x the slots, "
+        f"update_actor takes {bad['update_actor_repeat_ratio']:.2f} x the time"
+    )
     return "\n".join(lines)
