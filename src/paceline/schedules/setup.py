@@ -28,7 +28,7 @@ from paceline.engine.trainer import TrainEngine
 from paceline.launch.signals import StopRequest
 from paceline.model.loading import CausalModel, load_model, load_tokenizer, model_context, resolve_device
 from paceline.model.lora import AdaptedModel, add_adapters
-from paceline.model.packing_probe import probe_packing
+from paceline.model.packing_probe import ProbeResult, probe_packing
 from paceline.rewards.combination import SourcedRewards
 from paceline.rewards.pool import RewardPool
 from paceline.rollout import NativeEngine
@@ -105,7 +105,7 @@ def open_run(config: Config, display: Display, place: Place | None = None) -> It
         UnsupportedModelError: the model's family cannot be packed.
     """
     place = place or Place(resolve_device(config.cluster.device))
-    mesh, device = place.mesh, place.device
+    mesh, is_auto = place.mesh, config.batch.token_budget == AUTO_TOKEN_BUDGET
     with ExitStack() as stack:
         stop = stack.enter_context(StopRequest())
         check_sinks(config.telemetry.sinks)
@@ -115,26 +115,13 @@ def open_run(config: Config, display: Display, place: Place | None = None) -> It
         stack.callback(ledger.close)
         with ledger.span("setup", "task"), refused_together(mesh):
             display.phase("reading the task")
-            context = model_context(config.model)
-            check_context(config, context)
-            tokenizer = load_tokenizer(config.model)
-            task = build_task(config, tokenizer, context)
-            check_rewards(config, task.reward)
-            longest = check_lengths(config, task.longest_prompt, context)
-            is_auto = config.batch.token_budget == AUTO_TOKEN_BUDGET
-            config = settle_budget(config, place, task.longest_prompt, longest)
-            config = settle_prefix_sharing(config, task, display)
+            config, tokenizer, task, longest = _read_task(config, place, display)
             loader = PromptLoader(task.train, config.batch.num_prompts, config.run.seed, config.task.shuffle)
         pool = _open_rewards(config, task, folder, place)
         stack.callback(pool.close)
         with ledger.span("setup", "model"), refused_together(mesh):
             display.phase("loading the model")
-            model = load_trained_model(config, device)
-            check_heads(mesh.sizes, model.shape.num_heads, model.shape.num_kv_heads)
-            probe = probe_packing(model) if config.model.verify_packing else None
-            trainer = TrainEngine(
-                model, config, ledger, batch_arithmetic(config, model.max_context).total_updates, mesh
-            )
+            probe, trainer = _load_trainer(config, place, ledger)
             reference = load_reference(config, trainer, place, ledger) if _needs_reference(config) else None
             critic = open_critic(config, place, ledger, len(tokenizer), longest)
             if is_auto:
@@ -168,11 +155,35 @@ def open_run(config: Config, display: Display, place: Place | None = None) -> It
             old_logprob=decide_old_logprob(config),
             stop_token_ids=_stop_tokens(config, tokenizer),
         )
-        folder.write_environment(model, probe)
+        folder.write_environment(trainer.model, probe)
         for note in task.notes:
             display.note(f"  task: {note}")
         stack.callback(run.store.wait)
         yield run
+
+
+def _read_task(
+    config: Config, place: Place, display: Display
+) -> tuple[Config, PreTrainedTokenizerBase, Task, int]:
+    """The task and its tokenizer, checked against the model's context and the device; the config with what the task
+    settles, and the longest sample there can be."""
+    context = model_context(config.model)
+    check_context(config, context)
+    tokenizer = load_tokenizer(config.model)
+    task = build_task(config, tokenizer, context)
+    check_rewards(config, task.reward)
+    longest = check_lengths(config, task.longest_prompt, context)
+    config = settle_budget(config, place, task.longest_prompt, longest)
+    return settle_prefix_sharing(config, task, display), tokenizer, task, longest
+
+
+def _load_trainer(config: Config, place: Place, ledger: Ledger) -> tuple[ProbeResult | None, TrainEngine]:
+    """The trained model on its engine, probed while it is whole."""
+    model = load_trained_model(config, place.device)
+    check_heads(place.mesh.sizes, model.shape.num_heads, model.shape.num_kv_heads)
+    probe = probe_packing(model) if config.model.verify_packing else None
+    num_updates = batch_arithmetic(config, model.max_context).total_updates
+    return probe, TrainEngine(model, config, ledger, num_updates, place.mesh)
 
 
 def _open_rewards(config: Config, task: Task, folder: RunFolder, place: Place) -> RewardPool | SourcedRewards:
