@@ -1,8 +1,9 @@
 """Peak memory of one device from a run's settings.
 
-A run's phases do not overlap: sampling, scoring, the head's turn of an update, the layers' turn of its backward pass,
-the optimiser's step. What is always there plus the largest phase is the peak. The trainer frees nothing in between,
-so an update's second micro-batch meets the gradients of its first: they are counted whole.
+A run's phases do not overlap: sampling, scoring, the head's turn of an update, the last and the first layer's turn of
+its backward pass, the optimiser's step. What is always there plus the largest phase is the peak. A micro-batch meets
+the gradients of those before it: none in the first, in the working dtype in the second, float32 sums from the third
+on.
 
 Letters: N parameters, V vocabulary, E hidden size, C tokens of a head chunk, R response tokens, T tokens of a
 micro-batch, b bytes per element of the working dtype.
@@ -14,16 +15,19 @@ from typing import Literal
 from paceline.planner.activations import LayerExecution, Recomputation, backward_bytes, kept_bytes
 from paceline.planner.model_shape import MemoryShape
 
-Phase = Literal["always", "update", "activations", "head", "layers", "optimizer", "scoring", "rollout"]
-"""`head` and `layers` are an update's turns with its activations there, `optimizer` its step; `activations` counts in
-the first two, `update` in all three."""
+Phase = Literal[
+    "always", "activations", "head", "layers", "end of backward", "optimizer", "scoring", "rollout"
+]
+"""An update's turns: the head's and the last layer's, with all activations there (`activations` counts in both), the
+first layer's, with all gradients there, and the optimiser's step."""
 
 GIB = 2**30
 _FLOAT32 = 4
 _COUNTED: dict[Phase, frozenset[Phase]] = {
-    "head": frozenset({"update", "activations", "head"}),
-    "layers": frozenset({"update", "activations", "layers"}),
-    "optimizer": frozenset({"update", "optimizer"}),
+    "head": frozenset({"activations", "head"}),
+    "layers": frozenset({"activations", "layers"}),
+    "end of backward": frozenset({"end of backward"}),
+    "optimizer": frozenset({"optimizer"}),
     "scoring": frozenset({"scoring"}),
     "rollout": frozenset({"rollout"}),
 }
@@ -71,6 +75,8 @@ class TrainedModel:
     head: HeadKind | None = field(default_factory=HeadKind)
     """None: a value head, whose memory is nothing beside the layers'."""
     sharding: Sharding = field(default_factory=Sharding)
+    micro_batches: int = 3
+    """Micro-batches of an update, as far as it matters: 1, 2, or more."""
     num_trained: int | None = None
     """Parameters that are trained where it is not all of them (adapters), beside the model's own."""
     optimizer_offload: bool = False
@@ -174,7 +180,10 @@ def _states(model: TrainedModel, own: MemoryShape) -> list[Part]:
         stays = on_device if not is_divided else 1.0
         parts.append(Part("masters", stays * _FLOAT32 * num_trained, "always"))
     parts.append(Part("moments", on_device * 2 * _FLOAT32 * num_trained, "always"))
-    parts.append(Part("gradients", _FLOAT32 * num_trained, "update"))
+    before, after = _gradient_bytes(model)
+    parts.append(Part("gradients of earlier micro-batches", before * num_trained, "activations"))
+    parts.append(Part("gradients", after * num_trained, "end of backward"))
+    parts.append(Part("gradients, summed", after * num_trained, "optimizer"))
     if model.optimizer_offload:
         largest = max(OPTIMIZER_GROUP_BYTES, _FLOAT32 * own.embedding_parameters)
         streamed = min(3.0 * largest, _FLOAT32 * num_trained)
@@ -183,9 +192,18 @@ def _states(model: TrainedModel, own: MemoryShape) -> list[Part]:
         root = own.embedding_parameters + own.head_parameters
         gathered = b * (root + model.sharding.gathered_layers * own.layer_parameters)
         parts.append(Part("gathered weights", gathered, "activations"))
+        parts.append(Part("gathered weights", gathered, "end of backward"))
         parts.append(Part("unreduced gradients", b * own.layer_parameters, "layers"))
         parts.append(Part("weights gathered to sample", b * model.shape.num_parameters, "rollout"))
     return parts
+
+
+def _gradient_bytes(model: TrainedModel) -> tuple[int, int]:
+    """Bytes per trained parameter when the largest micro-batch's backward pass begins, and when it ends."""
+    b = model.how.element_bytes
+    if b == _FLOAT32 or model.sharding.shard > 1 or model.sharding.tensor > 1:
+        return (0 if model.micro_batches == 1 else _FLOAT32), _FLOAT32
+    return {1: (0, b), 2: (b, _FLOAT32)}.get(model.micro_batches, (_FLOAT32, _FLOAT32))
 
 
 def _update(model: TrainedModel, own: MemoryShape) -> list[Part]:
@@ -199,10 +217,13 @@ def _update(model: TrainedModel, own: MemoryShape) -> list[Part]:
         (8 + 2 * b if own.float_norms else 4 + 2 * b) * hidden + 2 * b * own.model.head_dim + 24
     )
     tied = b * own.embedding_parameters if own.tied_head and model.num_trained is None and model.head else 0
+    one_layer = tokens * kept_bytes(own, how, model.recompute) / own.model.num_layers
+    one_layer += tokens * backward_bytes(own, how, model.recompute)
     parts = [
         Part("activations", kept, "activations"),
         Part("outside the layers", outside, "activations"),
         Part("backward pass of a layer", tokens * backward_bytes(own, how, model.recompute) + tied, "layers"),
+        Part("first layer's backward pass", one_layer, "end of backward"),
     ]
     if model.head is not None:
         parts.append(Part("log-prob head", _head_update(model, own, model.head), "head"))

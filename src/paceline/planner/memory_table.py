@@ -4,10 +4,10 @@ from paceline.planner.memory import GIB, MemoryEstimate, Phase
 
 _PHASES: dict[Phase, str] = {
     "always": "always there",
-    "update": "during an update",
     "activations": "forward and backward",
     "head": "at the head",
-    "layers": "in a layer's backward pass",
+    "layers": "in the last layer's backward pass",
+    "end of backward": "at the end of the backward pass",
     "optimizer": "in the optimiser's step",
     "scoring": "forward-only passes",
     "rollout": "sampling",
