@@ -8,6 +8,7 @@ import pytest
 import torch
 from hypothesis import settings
 
+sys.path.insert(0, str(Path(__file__).parent / "reward_models"))
 sys.path.insert(0, str(Path(__file__).parent / "model"))
 from rank_pool import RankPool
 

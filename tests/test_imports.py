@@ -23,6 +23,7 @@ TABLE: dict[str, set[str]] = {
     "model": {"config", "telemetry", "batching"},
     "engine": {"config", "telemetry", "algorithms", "batching", "model"},
     "rollout": {"config", "telemetry", "model", "batching"},
+    "reward_models": {"config", "telemetry", "data", "batching", "model", "engine", "rewards", "rollout"},
     "queue": {"config", "telemetry"},
     "sync": {"config", "telemetry"},
     "checkpoint": {"config", "telemetry"},

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+from tiny_reward_model import write_tiny_reward_model
 from tiny_runs import tiny_sections
 
 from paceline.config import load_config
@@ -15,6 +16,13 @@ RECIPES = [
     # recipes of `paceline sft` are trained in test_schedules_sft.py
     if read_recipe(recipe).get("schedule", {}).get("name") != "sft"
 ]
+
+
+def _tiny_sources(sources, folder):
+    """A tiny reward model in place of each of a recipe's."""
+    if any(source.kind == "model" for source in sources.values()):
+        write_tiny_reward_model(folder / "rated")
+    return {name: {"path": str(folder / "rated")} for name, s in sources.items() if s.kind == "model"}
 
 
 @pytest.mark.parametrize("recipe", RECIPES, ids=lambda path: path.stem)
@@ -30,6 +38,7 @@ def test_a_recipe_trains_with_its_sizes_cut_down(recipe, tmp_path, monkeypatch):
     config = load_config(
         recipe,
         sections={
+            "reward": {"sources": _tiny_sources(as_written.reward.sources, tmp_path)},
             "run": {"dir": str(tmp_path / "runs"), "num_steps": 2, "eval_every": 0},
             "model": {"path": str(tmp_path / "model"), "dtype": "float32"},
             "task": task,

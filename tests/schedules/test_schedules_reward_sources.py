@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 from rich.console import Console
-from tiny_runs import tiny_sections
+from tiny_reward_model import write_tiny_reward_model
+from tiny_runs import tiny_sections, write_tiny_model
 
-from paceline.config import load_config
+from paceline.config import ConfigError, load_config
 from paceline.schedules import run_training
 from paceline.telemetry.metrics import read_metrics
 
@@ -101,3 +102,37 @@ def test_an_optional_service_that_is_down_leaves_the_rule_and_says_so(tmp_path: 
     assert all(row["score"] == row["sources"]["even"]["score"] for row in samples(folder))
     assert "ALARM: reward source extra" in shown and "status 404" in shown
     assert figures_of(folder)["reward/extra/left_out"] == 0
+
+
+def test_a_reward_model_and_a_judge_score_what_a_rule_scores_too(tmp_path: Path) -> None:
+    write_tiny_reward_model(tmp_path / "rated")
+    write_tiny_model(tmp_path / "judge", "qwen3")
+    (tmp_path / "ask.jinja").write_text("{{ question }} {{ completion }}")
+    judge = {
+        "kind": "judge",
+        "path": str(tmp_path / "judge"),
+        "template": str(tmp_path / "ask.jinja"),
+        "score_pattern": r"w(\d+)",
+        "max_new_tokens": 4,
+        "weight": 0.01,
+        "optional": True,
+    }
+    rated = {"kind": "model", "path": str(tmp_path / "rated"), "weight": 0.5, "host_between_uses": True}
+    folder, shown = trained(tmp_path, {"even": {"kind": "rule"}, "rated": rated, "judge": judge})
+    for row in samples(folder):
+        parts = {name: part["score"] for name, part in row["sources"].items()}
+        assert None not in parts.values()
+        assert row["score"] == pytest.approx(parts["even"] + 0.5 * parts["rated"] + 0.01 * parts["judge"])
+    figures = figures_of(folder)
+    assert figures["reward/rated/errors"] == figures["reward/judge/unparseable"] == 0
+    assert figures["reward/judge/verdict_tokens"] > 0 and figures["tflops/reward"] > 0
+    assert "constant answer: not measured" in shown
+
+
+def test_a_reward_model_that_cannot_be_loaded_is_refused_by_its_sources_key(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError) as caught:
+        trained(
+            tmp_path,
+            {"even": {"kind": "rule"}, "rated": {"kind": "model", "path": str(tmp_path / "nowhere")}},
+        )
+    assert caught.value.key == "reward.sources.rated.path"

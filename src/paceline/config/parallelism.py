@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Literal
 
 from paceline.config.errors import ConfigError
+from paceline.config.reward_schema import ModelSource
 from paceline.config.schema import ClusterSection, Config
 
 
@@ -76,9 +77,9 @@ def mesh_sizes(
     return MeshSizes(replicate, shard_room, sequence, cluster.tensor_parallel_size)
 
 
-Role = Literal["actor", "reference", "critic"]
+Role = Literal["actor", "reference", "critic", "reward"]
 
-ROLES: tuple[Role, ...] = ("actor", "reference", "critic")
+ROLES: tuple[Role, ...] = ("actor", "reference", "critic", "reward")
 
 
 def role_sizes(config: Config, role: Role = "actor") -> MeshSizes:
@@ -93,6 +94,7 @@ def role_sizes(config: Config, role: Role = "actor") -> MeshSizes:
             "cluster.reference_sequence_parallel_size",
         ),
         "critic": (config.critic.sequence_parallel_size, "critic.sequence_parallel_size"),
+        "reward": (config.reward.sequence_parallel_size, "reward.sequence_parallel_size"),
     }
     if role not in own or own[role][0] is None:
         return mesh_sizes(config.cluster)
@@ -106,16 +108,19 @@ def check_model_heads(config: Config) -> None:
     Raises:
         ConfigError: see `check_heads`.
     """
-    paths = {"actor": config.model.path, "reference": config.model.path}
-    keys = {
+    paths: dict[Role, str] = {"actor": config.model.path, "reference": config.model.path}
+    keys: dict[Role, str] = {
         "actor": "cluster.sequence_parallel_size",
         "reference": "cluster.reference_sequence_parallel_size",
         "critic": "critic.sequence_parallel_size",
+        "reward": "reward.sequence_parallel_size",
     }
     if config.algorithm.advantage == "gae":
         paths["critic"] = config.critic.path or config.model.path
-    for role in ROLES:
-        heads = stated_heads(paths[role]) if role in paths else None
+    models = list(paths.items())
+    models += [("reward", s.path) for s in config.reward.sources.values() if isinstance(s, ModelSource)]
+    for role, path in models:
+        heads = stated_heads(path)
         if heads is not None:
             check_heads(role_sizes(config, role), *heads, key=keys[role])
 

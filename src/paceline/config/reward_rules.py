@@ -5,7 +5,14 @@ from collections.abc import Iterator
 from urllib.parse import urlsplit
 
 from paceline.config.errors import ConfigError
-from paceline.config.reward_schema import AnySource, JudgeSource, LoadedSource, RemoteSource, RuleSource
+from paceline.config.reward_schema import (
+    AnySource,
+    JudgeSource,
+    LoadedSource,
+    ModelSource,
+    RemoteSource,
+    RuleSource,
+)
 from paceline.config.rewards import is_address, is_loopback, reward_sources, source_key
 from paceline.config.schema import Config
 
@@ -142,4 +149,17 @@ def _remote_problems(source: RemoteSource) -> Iterator[Problem]:
         yield "auth_header", source.auth_header, "must be the name of an HTTP header", "Authorization"
 
 
-REWARD_RULES = (sources_are_well_formed, the_reward_has_one_home, optional_sources_are_compared_within_groups)
+def ranks_share_conversations_of_a_model(config: Config) -> ConfigError | None:
+    size = config.reward.sequence_parallel_size
+    if size is None or any(isinstance(source, ModelSource) for source in config.reward.sources.values()):
+        return None
+    rule = "has no effect: no source of the reward is of kind model"
+    return ConfigError("reward.sequence_parallel_size", size, rule, "null")
+
+
+REWARD_RULES = (
+    sources_are_well_formed,
+    the_reward_has_one_home,
+    optional_sources_are_compared_within_groups,
+    ranks_share_conversations_of_a_model,
+)

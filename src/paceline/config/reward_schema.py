@@ -59,8 +59,6 @@ class ModelSource(LoadedSource):
     token_budget: Positive | None = None
     """Strict upper bound on the tokens of one of its micro-batches per device; default: the forward-only budget of the
     actor."""
-    sequence_parallel_size: Positive | None = None
-    """Ranks that share every conversation; default: cluster.sequence_parallel_size."""
 
 
 class JudgeSource(LoadedSource):
@@ -121,3 +119,5 @@ class RewardSection(Section):
     sources: dict[str, Annotated[AnySource, Field(discriminator="kind")]] = Field(default_factory=dict)
     """Sources by a name of your own, each with `kind`: rule, model, judge or remote; their weighted sum is the reward.
     Empty: task.reward alone."""
+    sequence_parallel_size: Positive | None = None
+    """Ranks that share every conversation of the reward models; default: cluster.sequence_parallel_size."""

@@ -17,7 +17,7 @@ UNUSED_KEYS: dict[str, dict[str, str | None]] = {
         "reward_timeout_s": None,
         "overlong_prompts": "sft.overlong",
     },
-    "reward": {"sources": None},
+    "reward": {"sources": None, "sequence_parallel_size": None},
     "batch": {
         "num_samples": "batch.num_prompts",
         "mini_batch_prompts": "batch.num_prompts",

@@ -3,7 +3,7 @@
 Shapes: B rows, T tokens of a row, E hidden size, V vocabulary.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -107,14 +107,14 @@ def has_bf16_matrix_units() -> bool:
     return bool(torch.cpu._is_amx_tile_supported())
 
 
-def load_tokenizer(settings: ModelSection) -> PreTrainedTokenizerBase:
-    """The model's tokenizer, with the recipe's chat template if it names one.
+def load_tokenizer(settings: ModelSection, section: str = "model") -> PreTrainedTokenizerBase:
+    """The model's tokenizer, with the recipe's chat template if it names one. `section` is where its settings stand.
 
     Raises:
         ConfigError: the path holds no tokenizer.
     """
     path = settings.tokenizer_path or settings.path
-    key = "model.tokenizer_path" if settings.tokenizer_path else "model.path"
+    key = f"{section}.tokenizer_path" if settings.tokenizer_path else f"{section}.path"
     try:
         tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
             path, revision=settings.revision, trust_remote_code=settings.trust_remote_code
@@ -145,14 +145,23 @@ def model_settings(settings: ModelSection) -> dict[str, Any]:
     return found
 
 
-def load_model(settings: ModelSection, device: torch.device, seed: int = 0) -> CausalModel:
+def load_model(
+    settings: ModelSection,
+    device: torch.device,
+    seed: int = 0,
+    *,
+    key: str = "model.path",
+    options: Mapping[str, Any] | None = None,
+) -> CausalModel:
     """Loads weights (or builds random ones from the config) in the working dtype, attention plans plugged in.
+
+    `key` is the setting that a refusal names; `options` go to `from_pretrained`.
 
     Raises:
         ConfigError: the path holds no model.
         UnsupportedModelError: the family cannot run on attention plans.
     """
-    config = load_hf_config(settings)
+    config = load_hf_config(settings, key)
     model_class = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
     if not isinstance(model_class, type):
         raise UnsupportedModelError(
@@ -162,7 +171,7 @@ def load_model(settings: ModelSection, device: torch.device, seed: int = 0) -> C
     if family.refusal is not None:
         raise UnsupportedModelError(settings.path, f"{config.model_type} cannot be used: {family.refusal}")
     dtype = resolve_dtype(settings.dtype, device)
-    module = _build(settings, config, dtype, device, seed)
+    module = _build(settings, config, dtype, device, seed, options or {})
     return wrap_model(module, device, family, settings.max_context)
 
 
@@ -207,19 +216,25 @@ def load_hf_config(settings: ModelSection, key: str = "model.path") -> Pretraine
 
 
 def _build(
-    settings: ModelSection, config: PretrainedConfig, dtype: torch.dtype, device: torch.device, seed: int
+    settings: ModelSection,
+    config: PretrainedConfig,
+    dtype: torch.dtype,
+    device: torch.device,
+    seed: int,
+    options: Mapping[str, Any],
 ) -> PreTrainedModel:
     register_attention()
     hf_logging.disable_progress_bar()  # paceline shows its own progress
-    common: dict[str, Any] = {"dtype": dtype, "trust_remote_code": settings.trust_remote_code}
+    common: dict[str, Any] = {"dtype": dtype, "trust_remote_code": settings.trust_remote_code, **options}
     if settings.random_weights:
         torch.manual_seed(seed)
         with device:
             module = AutoModelForCausalLM.from_config(config, **common)
     else:
         module = AutoModelForCausalLM.from_pretrained(settings.path, revision=settings.revision, **common)
-    moved: PreTrainedModel = module.to(device)
-    return moved
+    if "device_map" not in options:  # quantised layers are where they were loaded, and stay there
+        module = module.to(device)
+    return module
 
 
 def _first_line(error: BaseException) -> str:

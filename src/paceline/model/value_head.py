@@ -7,6 +7,7 @@ is read at the position that *predicts* it: the state before the action, the pro
 Shapes: R response tokens, E hidden size.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from functools import partial
 from typing import Any
@@ -18,11 +19,13 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_SEQUENCE_CLASSIFICA
 from transformers.utils import logging as hf_logging
 
 from paceline.config.errors import ConfigError
+from paceline.config.reward_schema import Quantization
 from paceline.config.schema import ModelSection
 from paceline.model.attention import register_attention
 from paceline.model.families import check_family
 from paceline.model.inputs import ModelInputs, read_responses
 from paceline.model.loading import CausalModel, load_hf_config, resolve_dtype, wrap_model
+from paceline.model.quantization import check_quantized, quantization_options
 
 HEAD_NAME = "score"
 """What every sequence classifier of transformers calls its head."""
@@ -58,13 +61,39 @@ def _value_head(model: ValueModel, hidden_RE: Tensor, targets_R: Tensor) -> tupl
     return (nn.functional.linear(hidden_RE.float(), weight_1E.float()).squeeze(-1),)
 
 
+def load_reward_model(
+    settings: ModelSection, device: torch.device, key: str, quantization: Quantization = "none"
+) -> ValueModel:
+    """Loads a sequence classifier with one label, head included, to be read only. `key` is the setting of its path.
+
+    Raises:
+        ConfigError: see `load_value_model`; or the checkpoint has no head, so there is nothing that scores; or this
+            platform cannot quantise.
+    """
+    dtype = resolve_dtype(settings.dtype, device)
+    setting = f"{key.rpartition('.')[0]}.quantization"
+    options = quantization_options(quantization, device, dtype, [HEAD_NAME], setting)
+    model = load_value_model(settings, device, key=key, role="reward model", options=options)
+    check_quantized(model.module, quantization, device, setting)
+    if model.head_is_new:
+        rule = "holds a language model without a scalar head, which scores nothing"
+        raise ConfigError(key, settings.path, rule, "a source of kind judge, which asks a language model")
+    return model
+
+
 def load_value_model(
-    settings: ModelSection, device: torch.device, seed: int = 0, key: str = "critic.path"
+    settings: ModelSection,
+    device: torch.device,
+    seed: int = 0,
+    key: str = "critic.path",
+    *,
+    role: str = "critic",
+    options: Mapping[str, Any] | None = None,
 ) -> ValueModel:
     """Loads a language model, or a sequence classifier with one label, as a value model on attention plans.
 
     A head that the checkpoint does not hold is zeros, so that every value starts at 0 whatever the seed. `key` is the
-    setting that a refusal names.
+    setting that a refusal names and `role` what the model is for; `options` go to `from_pretrained`.
 
     Raises:
         ConfigError: the path holds no model, one whose weights do not fit a decoder with a scalar head, or one of a
@@ -73,13 +102,13 @@ def load_value_model(
     config = load_hf_config(settings, key)
     model_class = MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING.get(type(config), None)
     if not isinstance(model_class, type):
-        rule = f"{config.model_type} has no sequence classifier in transformers, which a critic is"
+        rule = f"{config.model_type} has no sequence classifier in transformers, which a {role} is"
         raise ConfigError(key, settings.path, rule)
     family = check_family(config, model_class)
     if family.refusal is not None:
         raise ConfigError(key, settings.path, f"{config.model_type} cannot be used: {family.refusal}")
-    _check_num_labels(config, settings.path, key)
-    module, head_is_new = _build(settings, config, device, seed, key)
+    _check_num_labels(config, settings.path, key, role)
+    module, head_is_new = _build(settings, config, device, seed, key, options or {})
     return as_value_model(wrap_model(module, device, family, settings.max_context), head_is_new)
 
 
@@ -91,22 +120,29 @@ def as_value_model(model: CausalModel, head_is_new: bool) -> ValueModel:
     return ValueModel(**common, head_is_new=head_is_new)
 
 
-def _check_num_labels(config: PretrainedConfig, path: str, key: str) -> None:
+def _check_num_labels(config: PretrainedConfig, path: str, key: str, role: str) -> None:
     # config.num_labels is 2 for every language model, so only a classifier's says something
     is_classifier = any("Classification" in name for name in config.architectures or [])
     if is_classifier and config.num_labels != 1:
-        rule = f"its classifier has {config.num_labels} labels; a critic starts from one label or from a language model"
+        rest = " or from a language model" if role == "critic" else ""
+        rule = f"its classifier has {config.num_labels} labels; a {role} starts from one label{rest}"
         raise ConfigError(key, path, rule)
 
 
 def _build(
-    settings: ModelSection, config: PretrainedConfig, device: torch.device, seed: int, key: str
+    settings: ModelSection,
+    config: PretrainedConfig,
+    device: torch.device,
+    seed: int,
+    key: str,
+    options: Mapping[str, Any],
 ) -> tuple[PreTrainedModel, bool]:
     register_attention()
     hf_logging.disable_progress_bar()  # paceline shows its own progress
     common: dict[str, Any] = {
         "dtype": resolve_dtype(settings.dtype, device),
         "trust_remote_code": settings.trust_remote_code,
+        **options,
     }
     config.num_labels = 1
     if settings.random_weights:
@@ -118,8 +154,9 @@ def _build(
         module, head_is_new = _read(settings, config, common, key)
     if head_is_new:
         nn.init.zeros_(module.get_submodule(HEAD_NAME).weight)
-    moved: PreTrainedModel = module.to(device)
-    return moved, head_is_new
+    if "device_map" not in options:  # quantised layers are where they were loaded, and stay there
+        module = module.to(device)
+    return module, head_is_new
 
 
 def _read(
@@ -133,7 +170,9 @@ def _read(
             settings.path, revision=settings.revision, config=config, output_loading_info=True, **common
         )
     except (OSError, RuntimeError) as error:
-        raise ConfigError(key, settings.path, f"no critic can be loaded from it: {error}") from error
+        raise ConfigError(
+            key, settings.path, f"no sequence classifier can be loaded from it: {error}"
+        ) from error
     finally:
         hf_logging.set_verbosity(verbosity)
     missing = set(found["missing_keys"])

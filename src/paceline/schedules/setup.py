@@ -45,14 +45,14 @@ from paceline.schedules.place import (
     open_store,
     refused_together,
 )
-from paceline.schedules.reward_setup import check_rewards, start_rewards
+from paceline.schedules.reward_setup import check_rewards, open_reward_models, start_rewards
 from paceline.schedules.run_folder import RunFolder
 from paceline.schedules.run_state import RunState
 from paceline.sync import GatheredSync, InProcessSync
 from paceline.telemetry.ledger import Ledger
 from paceline.telemetry.metrics import MetricLog
 from paceline.telemetry.sinks import check_sinks
-from paceline.types import Prompt
+from paceline.types import Prompt, RewardJob
 
 
 @dataclass(slots=True)
@@ -124,6 +124,7 @@ def open_run(config: Config, display: Display, place: Place | None = None) -> It
             probe, trainer = _load_trainer(config, place, ledger)
             reference = load_reference(config, trainer, place, ledger) if _needs_reference(config) else None
             critic = open_critic(config, place, ledger, len(tokenizer), longest)
+            open_reward_models(config, pool, _example_job(task), place, ledger)
             if is_auto:
                 others = [] if critic is None else [critic.engine]
                 found = probe_budget(config, trainer, others, place, task.longest_prompt, longest)
@@ -195,6 +196,11 @@ def _open_rewards(config: Config, task: Task, folder: RunFolder, place: Place) -
         -(-config.task.reward_workers // place.num_local_ranks),
         folder.path / ("rewards.log" if rank == 0 else f"rewards.rank{rank}.log"),
     )
+
+
+def _example_job(task: Task) -> RewardJob:
+    prompt = task.train[0]
+    return RewardJob(prompt.text, "A completion.", prompt.answer, prompt.metadata, prompt.messages)
 
 
 def _open_sync(engine: NativeEngine, trainer: TrainEngine, ledger: Ledger) -> InProcessSync | GatheredSync:

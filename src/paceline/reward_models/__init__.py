@@ -1,0 +1,1 @@
+"""Rewards that a model gives: sequence classifiers and judges."""
