@@ -200,7 +200,7 @@ class MasterAdamW:
     def _gradient_norm(self, gradients: Mapping[str, Tensor]) -> Tensor:
         """Norm over all parameters, float32, each counted once however many ranks hold it; the same on every rank."""
         if not gradients:
-            return torch.zeros(())
+            return torch.zeros((), device=next(iter(self._masters.values())).device)
         if self._mesh.world_size == 1:
             return _total_norm(list(gradients.values()))
         copies = [num_copies(self._working[name], self._mesh.world_size) for name in gradients]
