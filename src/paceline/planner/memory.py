@@ -186,7 +186,8 @@ def _states(model: TrainedModel, own: MemoryShape) -> list[Part]:
     parts.append(Part("gradients, summed", after * num_trained, "optimizer"))
     if model.optimizer_offload:
         largest = max(OPTIMIZER_GROUP_BYTES, _FLOAT32 * own.embedding_parameters)
-        streamed = min(3.0 * largest, _FLOAT32 * num_trained)
+        # one group is computed while the one before leaves and the next arrives; only one of them holds the largest
+        streamed = min(largest + 2.0 * OPTIMIZER_GROUP_BYTES, _FLOAT32 * num_trained)
         parts.append(Part("streamed optimiser states", 3.0 * streamed, "optimizer"))
     if is_divided:
         root = own.embedding_parameters + own.head_parameters
