@@ -129,3 +129,24 @@ def updated(case: Case, batches: list[list[TrainSample]] | None = None) -> dict[
 
 def updated_all(cases: list[Case]) -> list[dict[str, Any]]:
     return [updated(case) for case in cases]
+
+
+_OF_THE_LAYOUT = {
+    "memory/token_budget",
+    "micro_batches",
+    "micro_batches/no_op",
+    "tokens/laid_out",
+    "tokens/effective_share",
+    "tokens/padding",
+    "batch/distinct_shapes",
+    "batch/new_shapes",
+}
+
+
+def comparable(metrics: dict[str, Any]) -> dict[str, Any]:
+    """The metrics that say the same on every mesh: not how tokens were laid out, nor what replicas exchanged."""
+    return {
+        name: value
+        for name, value in metrics.items()
+        if name.removeprefix("critic/") not in _OF_THE_LAYOUT and "gradient_sync/" not in name
+    }
