@@ -14,7 +14,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-_LIMIT_S = 120
+_LIMIT_S = 240
 
 
 class RankPool:
@@ -87,7 +87,7 @@ def _serve(rank: int, world_size: int, store: str, pipe: Connection) -> None:
         init_method=f"file://{store}",
         rank=rank,
         world_size=world_size,
-        timeout=timedelta(seconds=30),
+        timeout=timedelta(seconds=180),
     )
     while True:
         try:

@@ -1,24 +1,35 @@
-"""What every rollout engine offers to the schedules."""
+"""What every rollout engine offers: whole batches to the schedules, single rounds to routers and servers."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
+
+from torch import Tensor
 
 from paceline.types import Prompt, Sample
 
 
 @dataclass(frozen=True, slots=True)
 class RolloutRequest:
-    """One group to sample: `seeds[i]` is the seed of sample `i`, so its length is the group size."""
+    """One group to sample: `seeds[i]` is the seed of sample `i`, so its length is the group size.
+
+    `prefixes[i]`, where not None, is an aborted sample that sample `i` goes on from: its tokens count towards
+    `max_new_tokens` and keep their log-probs and versions. Empty: every sample begins at the prompt.
+    """
 
     prompt: Prompt
     seeds: tuple[int, ...]
     max_new_tokens: int
+    prefixes: tuple[Sample | None, ...] = ()
 
     def __post_init__(self) -> None:
         if self.max_new_tokens < 1 or not self.seeds:
             raise ValueError(
                 f"request for {self.prompt.prompt_id}: {len(self.seeds)} samples of {self.max_new_tokens} tokens"
+            )
+        if self.prefixes and len(self.prefixes) != len(self.seeds):
+            raise ValueError(
+                f"request for {self.prompt.prompt_id}: {len(self.prefixes)} prefixes for {len(self.seeds)} samples"
             )
 
 
@@ -72,4 +83,47 @@ class RolloutEngine(Protocol):
     @property
     def stats(self) -> RolloutStats:
         """Counts of the last `generate`."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class SampleEvent:
+    """What one round added to one sample; `finished` is the whole sample once it has ended (aborted ones included)."""
+
+    request_id: int
+    sample_index: int
+    token_ids: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    finished: Sample | None = None
+
+
+class StreamingEngine(Protocol):
+    """An engine that is driven round by round, by one thread; requests may come and go between rounds.
+
+    `generate` of a native engine is: submit everything, step until nothing is left.
+    """
+
+    weight_version: int
+
+    def submit(self, request: RolloutRequest, params: SamplingParams) -> int:
+        """Takes a request and returns its id at once. Raises `ValueError` where it can never fit."""
+        ...
+
+    def step(self) -> list[SampleEvent]:
+        """One scheduling round: admissions, at most one prefill row, one token for every running sample."""
+        ...
+
+    def abort(self, request_id: int) -> list[SampleEvent]:
+        """Ends a request's unfinished samples with finish reason "abort", tokens kept, and frees their memory."""
+        ...
+
+    @property
+    def has_work(self) -> bool:
+        """Whether anything waits or runs."""
+        ...
+
+    def load_weights(self, weights: Iterable[tuple[str, Tensor]], version: int) -> None:
+        """Takes new weights (an engine on the trainer's own parameters gets none, and takes the version). Caches
+        that hold values of the old weights are dropped, unless running samples go on from them, as the engine's
+        documentation says; `version` tags every token sampled from now on."""
         ...

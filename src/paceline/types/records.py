@@ -54,6 +54,9 @@ class Sample:
     `logprobs[i]` is the natural-log probability of `token_ids[i]` under the distribution it was sampled from
     (temperature included). `loss_mask[i]` is 1 where the token is trained on. The end token, when sampled, is
     part of `token_ids`.
+
+    `token_versions[i]` is the weight version that sampled `token_ids[i]`; empty where `weight_version` sampled all.
+    Where they differ, `weight_version` is the oldest.
     """
 
     prompt_id: str
@@ -65,12 +68,18 @@ class Sample:
     weight_version: int
     seed: int
     text: str
+    token_versions: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         if not len(self.token_ids) == len(self.logprobs) == len(self.loss_mask):
             raise ValueError(
                 f"sample {self.prompt_id}#{self.sample_index}: {len(self.token_ids)} tokens, "
                 f"{len(self.logprobs)} log-probs and {len(self.loss_mask)} mask entries must be equally many"
+            )
+        if self.token_versions and len(self.token_versions) != len(self.token_ids):
+            raise ValueError(
+                f"sample {self.prompt_id}#{self.sample_index}: {len(self.token_versions)} versions for "
+                f"{len(self.token_ids)} tokens"
             )
 
 
