@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from paceline.adapters.run.imported import ImportedRun
-from paceline.adapters.run.writing import VERSION, new_folder, write_heads, write_lines
+from paceline.adapters.run.writing import new_folder, write_heads, write_lines
 from paceline.adapters.traces.ranges import Laid, Range, lay_out, section_lines
 from paceline.adapters.traces.stage_names import stage_of
 from paceline.config.errors import ConfigError
@@ -22,28 +22,23 @@ from paceline.telemetry.causes import (
     split,
 )
 from paceline.telemetry.causes.cells import Intervals, no_intervals
+from paceline.telemetry.causes.records import (
+    CAUSES_FOLDER,
+    UNACCOUNTED,
+    Basis,
+    KernelTotal,
+    StepCauses,
+    cause_lines,
+    causes_path,
+    total_cells,
+)
 from paceline.telemetry.causes.torch_trace import Event, TorchTrace, read_torch_trace
 from paceline.telemetry.sections import RECORD_VERSION as LEDGER_VERSION
 from paceline.types import CAUSES
 
-UNACCOUNTED = "unaccounted"
-CAUSES_FOLDER = "causes"
-
 _RANK = re.compile(r"rank[_-]?(\d+)", re.IGNORECASE)
 _FILE_STEP = re.compile(r"(?:^|[_/-])(?:global_?)?step[_-]?(\d+)", re.IGNORECASE)
 _MARGIN_S = 1e-6
-
-
-@dataclass(frozen=True, slots=True)
-class KernelTotal:
-    """A kernel (on a CPU an operator): the cell its time counts for, whether a pattern knows it, calls, seconds."""
-
-    name: str
-    cell: str
-    library: str
-    is_known: bool
-    count: int
-    total_s: float
 
 
 @dataclass(slots=True)
@@ -56,6 +51,12 @@ class ProfiledStep:
     laid: Laid
     cells: dict[str, Cells]
     kernels: list[KernelTotal]
+    has_device: bool
+
+    def causes(self) -> StepCauses:
+        """As causes/rank{r}.jsonl holds it."""
+        basis: Basis = "device" if self.has_device else "operators"
+        return StepCauses(self.step, self.cells, tuple(self.kernels), basis)
 
 
 @dataclass(slots=True)
@@ -79,14 +80,7 @@ class ProfiledRun:
 
     def totals(self) -> dict[str, Cells]:
         """Seconds by stage and cause over all ranks and steps."""
-        result: dict[str, Cells] = {}
-        for rank in self.ranks:
-            for step in rank.steps:
-                for stage, cells in step.cells.items():
-                    into = result.setdefault(stage, dict.fromkeys(CAUSES, 0.0))
-                    for cause in CAUSES:
-                        into[cause] += cells[cause]
-        return result
+        return total_cells(step.causes() for rank in self.ranks for step in rank.steps)
 
 
 def import_traces(path: Path, name: str | None = None, stage: str | None = None) -> ProfiledRun:
@@ -191,7 +185,13 @@ def _profile(trace: TorchTrace, offset: float, fallback: str | None) -> Iterator
         cells = _cells(laid, window, activity)
         kernels = _kernel_totals(busy, classify, window)
         yield ProfiledStep(
-            number, window.start + offset, window.end + offset, _moved(laid, offset), cells, kernels
+            number,
+            window.start + offset,
+            window.end + offset,
+            _moved(laid, offset),
+            cells,
+            kernels,
+            has_device=bool(trace.kernels),
         )
 
 
@@ -307,7 +307,8 @@ def write_profile(run: ProfiledRun, run_dir: Path) -> Path:
     (run_dir / CAUSES_FOLDER).mkdir()
     for rank in run.ranks:
         write_lines(run_dir / "ledger" / f"rank{rank.rank}.jsonl", _ledger_lines(rank))
-        write_lines(run_dir / CAUSES_FOLDER / f"rank{rank.rank}.jsonl", _cause_lines(rank))
+        lines = (line for step in rank.steps for line in cause_lines(step.causes()))
+        write_lines(causes_path(run_dir, rank.rank), lines)
     head = ImportedRun(
         "torch profiler", run.name, [], run.notes, environment=run.environment, sources=run.sources
     )
@@ -320,25 +321,6 @@ def _ledger_lines(rank: ProfiledRank) -> Iterator[dict[str, Any]]:
     yield {"v": LEDGER_VERSION, "kind": "run", "unix_s": rank.unix_s or 0.0, "rank": rank.rank}
     for step in rank.steps:
         yield from section_lines(step.laid, step.step, step.start, step.end, origin)
-
-
-def _cause_lines(rank: ProfiledRank) -> Iterator[dict[str, Any]]:
-    for step in rank.steps:
-        for stage, cells in step.cells.items():
-            record = {"v": VERSION, "kind": "cells", "step": step.step, "stage": stage}
-            yield record | {f"{cause}_s": cells[cause] for cause in CAUSES}
-        for kernel in step.kernels:
-            yield {
-                "v": VERSION,
-                "kind": "kernel",
-                "step": step.step,
-                "name": kernel.name,
-                "cell": kernel.cell,
-                "library": kernel.library,
-                "is_known": kernel.is_known,
-                "count": kernel.count,
-                "total_s": kernel.total_s,
-            }
 
 
 def causes_text(run: ProfiledRun) -> str:
