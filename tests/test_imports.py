@@ -30,7 +30,7 @@ TABLE: dict[str, set[str]] = {
     "launch": {"config"},
     "diagnosis": {"config"},
     "planner": {"config", "telemetry", "diagnosis"},
-    "lab": {"config", "diagnosis", "planner"},
+    "lab": {"config", "telemetry", "diagnosis", "planner"},
     "report": {"config", "telemetry", "diagnosis", "planner", "lab"},
     "adapters": {"config", "telemetry"},
 }
