@@ -28,7 +28,7 @@ TABLE: dict[str, set[str]] = {
     "sync": {"config", "telemetry"},
     "checkpoint": {"config", "telemetry"},
     "launch": {"config"},
-    "diagnosis": {"config"},
+    "diagnosis": {"config", "telemetry"},
     "planner": {"config", "telemetry", "diagnosis"},
     "lab": {"config", "telemetry", "diagnosis", "planner"},
     "report": {"config", "telemetry", "diagnosis", "planner", "lab"},

@@ -13,6 +13,7 @@ import typer
 
 from paceline.cli.adapters import import_app, lint_app, translate_app
 from paceline.cli.bench import bench_app
+from paceline.cli.diagnose import diagnose_run
 from paceline.cli.endings import (
     DONE,
     FAILED,
@@ -45,6 +46,7 @@ app.add_typer(lint_app, name="lint")
 app.add_typer(translate_app, name="translate")
 app.add_typer(import_app, name="import")
 app.add_typer(bench_app, name="bench")
+app.command("diagnose")(diagnose_run)
 
 Recipe = Annotated[str, typer.Argument(help="YAML recipe; settings are also given as section.key=value.")]
 Overrides = Annotated[
