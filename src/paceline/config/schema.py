@@ -420,6 +420,12 @@ class TelemetrySection(Section):
     """Live terminal display; auto: on when the terminal is interactive."""
     peak_tflops: Annotated[float, Field(gt=0)] | None = None
     """Peak TFLOP/s per device for MFU on hardware the table does not know."""
+    profile_every: Annotated[int, Field(ge=0)] = 0
+    """Steps between two that run under the profiler on every rank, for causes/; 0 never. Such a step is slower and is
+    marked in metrics.jsonl (`profiled`)."""
+    keep_traces: bool = False
+    """Keep the profiler's own traces of those steps in profiles/, host operators included; on a GPU that slows the
+    profiled steps further."""
 
 
 class ClusterSection(Section):

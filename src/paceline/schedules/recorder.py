@@ -111,7 +111,7 @@ class Recorder:
         run = self._run
         num_tokens = self.step_values["tokens/prompt"] + self.step_values["tokens/response"]
         timing = time_step(run, step, num_tokens)
-        values = {**self.step_values, **timing.metrics}
+        values = {**self.step_values, **timing.metrics, **run.instruments.metrics()}
         write_metrics(run, step, values)
         reward = values.get("reward/mean", math.nan)
         run.display.step(step, timing.wall_s, timing.stage_s, reward, shown_figures(values, _SHOWN))
@@ -141,7 +141,7 @@ class Recorder:
         if not scored_by_rules(run.config):
             run.display.note("  constant answer: not measured, for a model or a service scores")
             return
-        with run.ledger.span("eval", "constant answer"):
+        with run.ledger.span("eval", "constant answer", cause="queue"):
             baseline = constant_baseline(run.task.evaluation, run.pool)
         if baseline is not None:
             run.state.figures["accuracy_constant"] = baseline.accuracy

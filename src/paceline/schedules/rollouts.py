@@ -68,7 +68,7 @@ def collect_groups(run: Run, step: int) -> Rollout:
     sampled in their place, at most `algorithm.max_generations` times; then the step trains on what it has.
     """
     settings = run.config.algorithm
-    with run.ledger.span("data"):
+    with run.ledger.span("data", cause="data"):
         prompts = run.loader.next_batch()
     if not settings.dynamic_sampling:
         return Rollout(
@@ -80,7 +80,7 @@ def collect_groups(run: Run, step: int) -> Rollout:
     num_dropped = num_generations = 0
     while len(kept) < wanted and num_generations < settings.max_generations:
         if num_generations:
-            with run.ledger.span("data"):
+            with run.ledger.span("data", cause="data"):
                 prompts = run.loader.extra(wanted - len(kept))
         used += [prompt.prompt_id for prompt in prompts]
         groups = sample_and_score(run, prompts, step)
@@ -131,7 +131,7 @@ def _generate_groups(
         span.add(tokens=run.engine.stats.num_generated_tokens, flops=run.engine.stats.flops)
         if not run.config.rollout.keep_cache:
             run.engine.sleep()
-    with run.ledger.span("reward"):
+    with run.ledger.span("reward", cause="queue"):
         rewards.flush()
         scored = [
             (part.own(sample), rewards.gather([pending[index, sample.sample_index]])[0])

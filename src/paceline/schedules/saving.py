@@ -46,7 +46,7 @@ def save(run: AnyRun) -> float:
         tensors["critic_moments"] = pieces(critic.optimizer.moments())
     if config_holds_back(run.config):
         state["held_back_norm"] = {name: engine.held_back_norm() for name, engine in engines_of(run).items()}
-    with run.ledger.span("checkpoint"):
+    with run.ledger.span("checkpoint", cause="queue"):  # beside the copying it waits for the writer
         return run.store.save(run.state.step, tensors, state, asynchronous=run.config.checkpoint.asynchronous)
 
 

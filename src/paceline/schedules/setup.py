@@ -36,6 +36,7 @@ from paceline.rollout.native.engine import EngineLimits
 from paceline.schedules.critic_setup import open_critic
 from paceline.schedules.display import Display
 from paceline.schedules.fused_layers import fuse_model
+from paceline.schedules.instruments import Instruments
 from paceline.schedules.memory import probe_budget, settle_budget
 from paceline.schedules.place import (
     Place,
@@ -78,6 +79,7 @@ class Run:
     engine: NativeEngine
     sync: InProcessSync | GatheredSync
     store: CheckpointStore
+    instruments: Instruments
     old_logprob: Decision
     stop_token_ids: frozenset[int]
     state: RunState = field(default_factory=RunState)
@@ -153,6 +155,7 @@ def open_run(config: Config, display: Display, place: Place | None = None) -> It
             engine=engine,
             sync=_open_sync(engine, trainer, ledger),
             store=open_store(config, folder, place, ledger),
+            instruments=Instruments(config, folder.path, ledger, place, display),
             old_logprob=decide_old_logprob(config),
             stop_token_ids=_stop_tokens(config, tokenizer),
         )

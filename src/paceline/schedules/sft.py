@@ -18,9 +18,9 @@ def train_supervised(run: SftRun, recorder: SftRecorder) -> None:
     """Trains until the epochs (or `sft.max_steps`) are done, or a request to stop is heard."""
     while run.state.step < run.num_steps and not run.stop_requested():
         step = run.state.step + 1
-        with run.ledger.step(step):
+        with run.instruments.step(step):
             recorder.begin(step)
-            with run.ledger.span("data"):
+            with run.ledger.span("data", cause="data"):
                 rows = run.loader.next_batch(at_most=run.num_rows_planned - run.loader.num_consumed)
             recorder.rows(rows)
             run.trainer.update([sft_sample(row) for row in rows], recorder.metrics)
@@ -64,7 +64,7 @@ def _train(run: SftRun, recorder: SftRecorder) -> Mapping[str, Any]:
     recorder.summary("running")
     recorder.evaluate_before()
     train_supervised(run, recorder)
-    with run.ledger.span("checkpoint", "finish writing"):
+    with run.ledger.span("checkpoint", "finish writing", cause="queue"):
         run.store.wait()
         if run.config.checkpoint.export_hf:
             export_run(run)

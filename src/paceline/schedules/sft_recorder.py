@@ -97,7 +97,7 @@ class SftRecorder:
         run = self._run
         num_tokens = self.step_values["tokens/prompt"] + self.step_values["tokens/response"]
         timing = time_step(run, step, num_tokens)
-        values = {**self.step_values, **timing.metrics}
+        values = {**self.step_values, **timing.metrics, **run.instruments.metrics()}
         write_metrics(run, step, values)
         loss = values.get("loss/total", math.nan)
         run.display.step(step, timing.wall_s, timing.stage_s, loss, shown_figures(values, _SHOWN))

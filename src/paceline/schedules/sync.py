@@ -18,7 +18,7 @@ def train_synchronously(run: Run, recorder: Recorder) -> None:
     """Trains until `run.num_steps`, or until a request to stop is heard before or after a step."""
     while run.state.step < run.config.run.num_steps and not run.stop_requested():
         step = run.state.step + 1
-        with run.ledger.step(step):
+        with run.instruments.step(step):
             recorder.begin(step)
             rollout = collect_groups(run, step)
             batch = assign_credit(run, rollout.groups)

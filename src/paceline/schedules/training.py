@@ -57,7 +57,7 @@ def _train(run: Run, recorder: Recorder) -> Mapping[str, Any]:
     recorder.summary("running")
     recorder.evaluate_before()
     train_synchronously(run, recorder)
-    with run.ledger.span("checkpoint", "finish writing"):
+    with run.ledger.span("checkpoint", "finish writing", cause="queue"):
         run.store.wait()
         if run.config.checkpoint.export_hf:
             export_run(run)

@@ -22,7 +22,13 @@ from typing import Any, Self
 
 from paceline.telemetry.jsonl import open_append
 from paceline.telemetry.process_start import claim_process_age_ns
-from paceline.telemetry.sections import RECORD_VERSION, MemorySample, Section, SectionTotals
+from paceline.telemetry.sections import (
+    RECORD_VERSION,
+    ClosedSpan,
+    MemorySample,
+    Section,
+    SectionTotals,
+)
 from paceline.types import STAGES, Cause, Stage
 
 __all__ = [
@@ -199,10 +205,11 @@ class Ledger:
         flops: float = 0.0,
         num_bytes: int = 0,
     ) -> Span:
-        """A span of `stage`. With `absorb`, spans opened inside it count for this stage too, under their own names.
+        """A span of `stage`. `cause` is what its self-time waits for while nothing runs.
 
-        An evaluation generates and scores like a step does; absorbed, its seconds are the evaluation's. `tokens`,
-        `flops` and `num_bytes` are what is known of its work beforehand; `Span.add` adds the rest.
+        With `absorb`, spans opened inside it count for this stage too, under their own names: an evaluation generates
+        and scores like a step does; absorbed, its seconds are the evaluation's. `tokens`, `flops` and `num_bytes` are
+        what is known of its work beforehand; `Span.add` adds the rest.
 
         Raises:
             ValueError: inside a step, `stage` is none of a step's stages; outside, neither is it `setup`.
@@ -212,8 +219,9 @@ class Ledger:
         return Span(self, stage, name, cause, absorb, tokens, flops, num_bytes)
 
     @contextmanager
-    def step(self, step: int) -> Iterator[None]:
-        """A step's section. Begins and ends between spans, and in no other step.
+    def step(self, step: int, watch: list[ClosedSpan] | None = None) -> Iterator[None]:
+        """A step's section. Begins and ends between spans, and in no other step. `watch` gets all its spans, of which
+        the record keeps only so many.
 
         When the step fails, spans that are still open end here and are named in a note on its error.
 
@@ -226,7 +234,7 @@ class Ledger:
             raise RuntimeError(f"{self.stack[-1]} is still open where step {step} begins")
         if self.section.step is not None:
             raise RuntimeError(f"step {step} begins inside step {self.section.step}")
-        self._cut(step)
+        self._cut(step, watch)
         try:
             yield
         except (
@@ -301,13 +309,13 @@ class Ledger:
                 f"the ledger belongs to the thread that made it, and {what} came from another one"
             )
 
-    def _cut(self, next_step: int | None) -> None:
+    def _cut(self, next_step: int | None, watch: list[ClosedSpan] | None = None) -> None:
         """Ends the present section at this instant and begins the next one at the same instant."""
         end_ns = self.now_ns()
         section = self.section
         if self.sample_memory is not None:  # what was allocated since the last span belongs to no stage
             section.take_memory(None, self.sample_memory())
-        self.section = Section(next_step, end_ns)
+        self.section = Section(next_step, end_ns, watch)
         self.last_section = section.totals(end_ns)
         with self._background_lock:
             background, self._background = self._background, []

@@ -183,6 +183,10 @@ rollout/mean_running | mean | samples | Samples decoded at the same time, mean o
 rollout/cache_bytes | max | bytes | Memory of the KV cache per device.
 prompts/consumed | sum | prompts | Prompts the step consumed; the loader's saved position counts these.
 weight_version | last | version | Version of the weights after the step.
+profiled | max | steps | 1 in a step that ran under the profiler, and so slower: leave it out of statistics of time.
+profiler/seconds | max | s | Starting, stopping and reading the profiler, before and after the step; slowest rank's.
+profiler/lost | sum | profiles | Ranks' profiles of a due step that were lost: no causes of it are written.
+profiler/truncated | sum | profiles | Ranks' profiles whose buffers were full before the step's end.
 epoch | last | epochs | Passes over the prompts begun, from 0.
 """
 

@@ -14,7 +14,8 @@ from paceline.telemetry.sections import RECORD_VERSION
 @dataclass(frozen=True, slots=True)
 class StageRecord:
     """Sums of one stage in one section. Memory in bytes: device peaks while the stage was the innermost one, and
-    resident host memory where its spans that lie in no other ended."""
+    resident host memory where its spans that lie in no other ended. `cause_s` is what of `self_s` spans that name a
+    cause own."""
 
     self_s: float
     count: int
@@ -24,6 +25,7 @@ class StageRecord:
     peak_allocated: int
     peak_reserved: int
     host_rss: int
+    cause_s: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

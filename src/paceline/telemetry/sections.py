@@ -82,10 +82,12 @@ class StageTotals:
     flops: float = 0.0
     num_bytes: int = 0
     memory: MemoryPeaks = field(default_factory=MemoryPeaks)
+    cause_ns: dict[Cause, int] = field(default_factory=dict)
+    """Of `self_ns`, what spans that name a cause own."""
 
     def record(self) -> dict[str, Any]:
         """The fields as written."""
-        return {
+        record: dict[str, Any] = {
             "self_s": self.self_ns / 1e9,
             "count": self.count,
             "tokens": self.tokens,
@@ -93,6 +95,9 @@ class StageTotals:
             "bytes": self.num_bytes,
             **self.memory.record(),
         }
+        if self.cause_ns:
+            record["cause_s"] = {cause: self_ns / 1e9 for cause, self_ns in self.cause_ns.items()}
+        return record
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +114,8 @@ class SectionTotals:
     stage_tokens: Mapping[str, int]
     stage_flops: Mapping[str, float]
     memory: MemorySample
+    start_ns: int = 0
+    """Begin in the ledger's clock."""
 
     @property
     def wall_s(self) -> float:
@@ -140,10 +147,11 @@ class Section:
         "memory",
         "start_ns",
         "step",
+        "watch",
     )
 
-    def __init__(self, step: int | None, start_ns: int) -> None:
-        self.step, self.start_ns = step, start_ns
+    def __init__(self, step: int | None, start_ns: int, watch: list[ClosedSpan] | None = None) -> None:
+        self.step, self.start_ns, self.watch = step, start_ns, watch
         self.closed: list[ClosedSpan] = []
         """Spans closed and not yet added up: that waits for `fold`, so that closing one costs little."""
         self.memory = MemoryPeaks()
@@ -161,6 +169,8 @@ class Section:
 
     def fold(self) -> None:
         """Adds closed spans to the sums, and keeps those for the timeline of which there are not too many."""
+        if self.watch is not None:
+            self.watch.extend(self.closed)
         for span in self.closed:
             duration_ns = span.end_ns - span.start_ns
             totals = self._totals_of(span.stage)
@@ -169,6 +179,9 @@ class Section:
             totals.tokens += span.tokens
             totals.flops += span.flops
             totals.num_bytes += span.num_bytes
+            if span.cause is not None:
+                own_ns = duration_ns - span.children_ns
+                totals.cause_ns[span.cause] = totals.cause_ns.get(span.cause, 0) + own_ns
             if span.depth == 0:
                 self._covered_ns += duration_ns
             if self._has_room(span):
@@ -208,6 +221,7 @@ class Section:
             stage_tokens={stage: totals.tokens for stage, totals in stages},
             stage_flops={stage: totals.flops for stage, totals in stages},
             memory=MemorySample(**self.memory.record()),
+            start_ns=self.start_ns,
         )
 
     def records(self, end_ns: int, origin_ns: int) -> list[dict[str, Any]]:

@@ -1,7 +1,7 @@
 """Torch-profiler traces of any framework as a run: stages from named ranges, causes from what the devices did."""
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,15 +13,7 @@ from paceline.adapters.run.writing import new_folder, write_heads, write_lines
 from paceline.adapters.traces.ranges import Laid, Range, lay_out, section_lines
 from paceline.adapters.traces.stage_names import stage_of
 from paceline.config.errors import ConfigError
-from paceline.telemetry.causes import (
-    Activity,
-    Cells,
-    classify_kernel,
-    classify_operator,
-    classify_wait,
-    split,
-)
-from paceline.telemetry.causes.cells import Intervals, no_intervals
+from paceline.telemetry.causes import Cells, Timeline, classify_kernel, classify_operator
 from paceline.telemetry.causes.records import (
     CAUSES_FOLDER,
     UNACCOUNTED,
@@ -33,6 +25,7 @@ from paceline.telemetry.causes.records import (
     total_cells,
 )
 from paceline.telemetry.causes.torch_trace import Event, TorchTrace, read_torch_trace
+from paceline.telemetry.causes.trace_activity import activity_of, kernel_totals
 from paceline.telemetry.sections import RECORD_VERSION as LEDGER_VERSION
 from paceline.types import CAUSES
 
@@ -50,13 +43,13 @@ class ProfiledStep:
     end: float
     laid: Laid
     cells: dict[str, Cells]
-    kernels: list[KernelTotal]
+    kernels: tuple[KernelTotal, ...]
     has_device: bool
 
     def causes(self) -> StepCauses:
         """As causes/rank{r}.jsonl holds it."""
         basis: Basis = "device" if self.has_device else "operators"
-        return StepCauses(self.step, self.cells, tuple(self.kernels), basis)
+        return StepCauses(self.step, self.cells, self.kernels, basis)
 
 
 @dataclass(slots=True)
@@ -173,7 +166,7 @@ def _profile(trace: TorchTrace, offset: float, fallback: str | None) -> Iterator
     windows = trace.steps or {int(from_file.group(1)) if from_file else 0: span}
     busy = trace.kernels or trace.operators
     classify = classify_kernel if trace.kernels else classify_operator
-    activity = _activity(trace, busy, classify)
+    timeline = Timeline(activity_of(trace, busy, classify))
     ranges = [
         Range(found, one.name, one.start, one.end)
         for one in trace.annotations
@@ -182,8 +175,8 @@ def _profile(trace: TorchTrace, offset: float, fallback: str | None) -> Iterator
     for number, window in sorted(windows.items()):
         everything = [Range(fallback, trace.path.name, window.start, window.end)] if fallback else []
         laid = lay_out([*everything, *ranges], window.start, window.end)
-        cells = _cells(laid, window, activity)
-        kernels = _kernel_totals(busy, classify, window)
+        cells = _cells(laid, window, timeline)
+        kernels = kernel_totals(busy, classify, window.start, window.end)
         yield ProfiledStep(
             number,
             window.start + offset,
@@ -195,49 +188,13 @@ def _profile(trace: TorchTrace, offset: float, fallback: str | None) -> Iterator
         )
 
 
-def _activity(trace: TorchTrace, busy: Sequence[Event], classify: Any) -> Activity:
-    by_cell: dict[str, list[tuple[float, float]]] = {}
-    for event in busy:
-        kind, _ = classify(event.name)
-        by_cell.setdefault(kind or "compute", []).append((event.start, event.end))
-    waits: dict[str, list[tuple[float, float]]] = {}
-    for event in (*trace.annotations, *trace.frames):
-        if wait := classify_wait(event.name):
-            waits.setdefault(wait, []).append((event.start, event.end))
-    return Activity(
-        compute=_array(by_cell.get("compute")),
-        memory=_array(by_cell.get("memory")),
-        communication=_array(by_cell.get("communication")),
-        data=_array(waits.get("data")),
-        queue=_array(waits.get("queue")),
-    )
-
-
-def _array(pairs: list[tuple[float, float]] | None) -> Intervals:
-    return np.array(pairs, dtype=float) if pairs else no_intervals()
-
-
-def _cells(laid: Laid, window: Event, activity: Activity) -> dict[str, Cells]:
-    cells = {stage: split(laid.intervals(stage), activity) for stage in laid.segments}
-    whole = split(np.array([[window.start, window.end]]), activity)
+def _cells(laid: Laid, window: Event, timeline: Timeline) -> dict[str, Cells]:
+    cells = {stage: timeline.split(laid.intervals(stage)) for stage in laid.segments}
+    whole = timeline.split(np.array([[window.start, window.end]]))
     rest = {cause: whole[cause] - sum(cells[stage][cause] for stage in cells) for cause in CAUSES}
     if sum(rest.values()) > _MARGIN_S:
         cells[UNACCOUNTED] = {cause: max(0.0, value) for cause, value in rest.items()}
     return cells
-
-
-def _kernel_totals(busy: Iterable[Event], classify: Any, window: Event) -> list[KernelTotal]:
-    counts: dict[str, list[float]] = {}
-    for event in busy:
-        if event.start >= window.start and event.start < window.end:
-            entry = counts.setdefault(event.name, [0, 0.0])
-            entry[0] += event.calls
-            entry[1] += event.end - event.start
-    totals = []
-    for name, (count, seconds) in counts.items():
-        kind, library = classify(name)
-        totals.append(KernelTotal(name, kind or "compute", library, kind is not None, int(count), seconds))
-    return sorted(totals, key=lambda total: -total.total_s)
 
 
 def _moved(laid: Laid, offset: float) -> Laid:

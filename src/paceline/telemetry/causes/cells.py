@@ -74,16 +74,30 @@ def covered(union: Intervals, windows: Intervals) -> float:
     return float(np.sum(np.interp(windows[:, 1], times, lengths) - np.interp(windows[:, 0], times, lengths)))
 
 
+class Timeline:
+    """Activity made ready to divide many windows: the nested unions of the causes are built once."""
+
+    def __init__(self, activity: Activity) -> None:
+        self._unions: list[tuple[Cause, Intervals]] = []
+        union = no_intervals()
+        for cause in _PRIORITY:
+            union = disjoint(np.concatenate((union, activity.of(cause))))
+            self._unions.append((cause, union))
+
+    def split(self, windows: Intervals) -> Cells:
+        """Seconds of the windows by cause. They add up to the windows' length."""
+        windows = disjoint(windows)
+        cells: Cells = dict.fromkeys(CAUSES, 0.0)
+        before = 0.0
+        for cause, union in self._unions:
+            now = covered(union, windows)
+            cells[cause] = max(0.0, now - before)
+            before = max(before, now)
+        length = float(np.sum(windows[:, 1] - windows[:, 0]))
+        cells["scheduling"] = max(0.0, length - before)
+        return cells
+
+
 def split(windows: Intervals, activity: Activity) -> Cells:
     """Seconds of the windows by cause. They add up to the windows' length."""
-    windows = disjoint(windows)
-    cells: Cells = dict.fromkeys(CAUSES, 0.0)
-    union, before = no_intervals(), 0.0
-    for cause in _PRIORITY:
-        union = disjoint(np.concatenate((union, activity.of(cause))))
-        now = covered(union, windows)
-        cells[cause] = max(0.0, now - before)
-        before = max(before, now)
-    length = float(np.sum(windows[:, 1] - windows[:, 0]))
-    cells["scheduling"] = max(0.0, length - before)
-    return cells
+    return Timeline(activity).split(windows)

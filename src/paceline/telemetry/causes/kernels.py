@@ -58,6 +58,15 @@ KERNELS: tuple[Pattern, ...] = (
         r"scaled_dot_product",
     ),
     _known(
+        "memory",
+        "paceline",
+        r"^(?:add_)?rms_norm(?:_backward)?_kernel",
+        r"^(?:rotate|gate)(?:_backward)?_kernel",
+        r"^logit_(?:statistics|gradient)_kernel",
+        r"^scale_kernel",
+        r"^_adamw_kernel",
+    ),
+    _known(
         "compute", "grouped GEMM", r"grouped_?gemm", r"groupedmatmul", r"fused_moe", r"moe_gemm", r"moe_mmk"
     ),
     _known("compute", "DeepGEMM", r"deep_?gemm", r"fp8_gemm"),

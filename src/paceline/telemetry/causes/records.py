@@ -4,13 +4,14 @@ Both a live run's profiled steps and imported traces write through `cause_lines`
 a run came from. Torch-free.
 """
 
+import json
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
 from paceline.telemetry.causes.cells import Cells
-from paceline.telemetry.jsonl import current_steps, read_lines
+from paceline.telemetry.jsonl import current_steps, open_append, read_lines
 from paceline.types import CAUSES
 
 RECORD_VERSION = 1
@@ -47,12 +48,19 @@ class StepCauses:
     kernels: tuple[KernelTotal, ...] = ()
     basis: Basis = "device"
     profiler_s: float = 0.0
-    """Seconds of the step that the profiler itself took to start and stop; they are in the cells of no stage."""
+    """Seconds to start, stop and read the profiler, before and after the step and in no cell of it."""
+    is_complete: bool = True
+    """Whether the profiler recorded to the step's end. Where its buffers were full before, what ran after counts as
+    nothing running."""
 
     @property
     def seconds(self) -> float:
         """All cells of all stages."""
         return sum(sum(cells.values()) for cells in self.cells.values())
+
+    def with_profiler(self, profiler_s: float, is_complete: bool) -> "StepCauses":
+        """The same with what is known once it has been read."""
+        return replace(self, profiler_s=profiler_s, is_complete=is_complete)
 
     def unknown_kernels(self) -> tuple[KernelTotal, ...]:
         """Kernels that no pattern knows; their time counts as compute."""
@@ -68,6 +76,10 @@ class RankCauses:
     num_torn_lines: int = 0
 
 
+_NO_HEAD = {"basis": "device", "profiler_s": 0.0, "is_complete": False}
+"""Where a step's head line is torn."""
+
+
 def causes_path(run_dir: Path, rank: int) -> Path:
     """Where a rank's causes are."""
     return run_dir / CAUSES_FOLDER / f"rank{rank}.jsonl"
@@ -76,7 +88,13 @@ def causes_path(run_dir: Path, rank: int) -> Path:
 def cause_lines(step: StepCauses) -> Iterator[dict[str, Any]]:
     """A profiled step as it is written: its head, the cells of its stages, its kernels."""
     common = {"v": RECORD_VERSION, "step": step.step}
-    yield {**common, "kind": "step", "basis": step.basis, "profiler_s": step.profiler_s}
+    yield {
+        **common,
+        "kind": "step",
+        "basis": step.basis,
+        "profiler_s": step.profiler_s,
+        "is_complete": step.is_complete,
+    }
     for stage, cells in step.cells.items():
         yield {**common, "kind": "cells", "stage": stage, **{f"{cause}_s": cells[cause] for cause in CAUSES}}
     for kernel in step.kernels:
@@ -90,6 +108,12 @@ def cause_lines(step: StepCauses) -> Iterator[dict[str, Any]]:
             "count": kernel.count,
             "total_s": kernel.total_s,
         }
+
+
+def append_causes(path: Path, step: StepCauses) -> None:
+    """Appends a profiled step to a rank's file, which a killed process may have left with half a line."""
+    with open_append(path) as file:
+        file.write("".join(f"{json.dumps(line)}\n" for line in cause_lines(step)))
 
 
 def read_causes(run_dir: Path) -> tuple[RankCauses, ...]:
@@ -114,7 +138,9 @@ class _Open:
     def finished(self) -> StepCauses:
         head = self.head
         basis: Basis = "operators" if head["basis"] == "operators" else "device"
-        return StepCauses(head["step"], self.cells, tuple(self.kernels), basis, head["profiler_s"])
+        return StepCauses(
+            head["step"], self.cells, tuple(self.kernels), basis, head["profiler_s"], head["is_complete"]
+        )
 
 
 def _read_rank(path: Path) -> RankCauses:
@@ -140,7 +166,7 @@ def _take(record: Mapping[str, Any], steps: list[_Open], path: Path) -> None:
         steps.append(_Open(record))
         return
     if not steps or steps[-1].head["step"] != record["step"]:  # the head's line is torn
-        steps.append(_Open({"step": record["step"], "basis": "device", "profiler_s": 0.0}))
+        steps.append(_Open({**_NO_HEAD, "step": record["step"]}))
     if kind == "cells":
         steps[-1].cells[record["stage"]] = {cause: record[f"{cause}_s"] for cause in CAUSES}
     elif kind == "kernel":

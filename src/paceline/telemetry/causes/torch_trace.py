@@ -32,19 +32,24 @@ class Event:
 @dataclass(slots=True)
 class TorchTrace:
     """One file. `kernels` are device work, `operators` the times in which a host operator is the innermost of its
-    thread; `annotations` and `frames` (Python functions) are those of the main thread. `offset_s` turns its times into
-    Unix time where the file says how."""
+    thread; `annotations` and `frames` (Python functions) are those of the main thread. `base_ns` is the Unix time of
+    its time 0 in nanoseconds, where the file says it."""
 
     path: Path
     rank: int | None
     world_size: int | None
     device_name: str | None
-    offset_s: float | None
+    base_ns: int | None
     kernels: list[Event] = field(default_factory=list)
     operators: list[Event] = field(default_factory=list)
     annotations: list[Event] = field(default_factory=list)
     frames: list[Event] = field(default_factory=list)
     steps: dict[int, Event] = field(default_factory=dict)
+
+    @property
+    def offset_s(self) -> float | None:
+        """What turns its times into Unix time."""
+        return None if self.base_ns is None else self.base_ns / 1e9
 
     @property
     def span(self) -> Event | None:
@@ -75,7 +80,7 @@ def read_torch_trace(path: Path) -> TorchTrace:
         rank=distributed.get("rank"),
         world_size=distributed.get("world_size"),
         device_name=properties[0].get("name") if properties else None,
-        offset_s=None if base is None else base / 1e9,
+        base_ns=None if base is None else int(base),
     )
     _sort_in(trace, events)
     return trace
