@@ -17,9 +17,12 @@ settings.load_profile("shared-cores")
 torch.set_num_threads(min(2, torch.get_num_threads()))
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def ranks() -> Iterator[RankPool]:
-    """Rank processes for all tests of many ranks: starting them costs more than most of these tests."""
+    """Rank processes for a module's tests: starting them costs more than most of these tests.
+
+    Not for the session: gloo's threads poll, and outlive the groups of every mesh that a test has made.
+    """
     pool = RankPool()
     yield pool
     pool.close()

@@ -1,6 +1,7 @@
 """What the ranks run in tests of many ranks: the same updates as one rank, on any mesh."""
 
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -76,6 +77,7 @@ def samples(seed: int = 0, num_prompts: int = 3, num_samples: int = 2) -> list[T
     return found
 
 
+@cache  # gloo's threads outlive a group and poll: hundreds of meshes in one process slow the whole machine down
 def mesh_of(sizes: MeshSizes) -> RankMesh:
     return RankMesh.from_process_group(sizes, "cpu") if dist.is_initialized() else RankMesh.single()
 

@@ -29,6 +29,7 @@ class RankMesh:
     """Axes replicate, fsdp (shard x sp) and tp: how parameters are divided."""
     object_group: dist.ProcessGroup | None = None
     groups: Mapping[str, dist.ProcessGroup] = field(default_factory=dict)
+    """Along the axes data, sp and tp, where an axis has several ranks."""
 
     @classmethod
     def single(cls) -> "RankMesh":
@@ -50,9 +51,6 @@ class RankMesh:
         if world_size != sizes.num_ranks:
             raise ValueError(f"the process group has {world_size} ranks, and the mesh {sizes} is over others")
         sp, tp = sizes.sequence_parallel, sizes.tensor_parallel
-        token_mesh = init_device_mesh(
-            device_type, (sizes.num_data, sp, tp), mesh_dim_names=("data", "sp", "tp")
-        )
         return cls(
             rank=dist.get_rank(),
             sizes=sizes,
@@ -64,7 +62,7 @@ class RankMesh:
             object_group=dist.new_group(
                 backend="gloo", timeout=None if timeout_s is None else timedelta(seconds=timeout_s)
             ),
-            groups={axis: token_mesh.get_group(axis) for axis in ("data", "sp", "tp")},
+            groups=_token_groups(sizes, device_type),
         )
 
     @property
@@ -148,6 +146,18 @@ class RankMesh:
 
     def _reduce(self, tensor: Tensor, axis: Axis, operation: dist.ReduceOp.RedOpType) -> Tensor:
         found = tensor.detach().clone()
-        if self.parameter_mesh is not None:
-            dist.all_reduce(found, operation, group=None if axis == "world" else self.groups[axis])
+        if axis == "world" and self.parameter_mesh is not None:
+            dist.all_reduce(found, operation)
+        elif axis in self.groups:
+            dist.all_reduce(found, operation, group=self.groups[axis])
         return found
+
+
+def _token_groups(sizes: MeshSizes, device_type: str) -> dict[str, dist.ProcessGroup]:
+    """This rank's peers along the axes that have any: a group costs threads or device memory even when alone in it."""
+    axes = {"data": sizes.num_data, "sp": sizes.sequence_parallel, "tp": sizes.tensor_parallel}
+    names = [name for name, size in axes.items() if size > 1]
+    if not names:
+        return {}
+    mesh = init_device_mesh(device_type, tuple(axes[name] for name in names), mesh_dim_names=tuple(names))
+    return {name: mesh.get_group(name) for name in names}

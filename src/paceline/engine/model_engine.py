@@ -159,23 +159,23 @@ class ModelEngine:
         """
         model = model or self.model
         budget = self._batch.forward_token_budget or 2 * self._batch.token_budget
-        found: dict[int, FloatArray] = {}
+        order: list[int] = []
+        values: list[Tensor] = []
         here = nullcontext() if self._parked is None else self._parked.here()
         with self._ledger.span(stage) as span, here:
             own, plan, count = self._plan(samples, budget)
             for row in plan.rows:
                 micro_batch = self._build(own, row, stage)
-                values_R = read(model, micro_batch.inputs)[0]
-                sizes = [len(own[index].response_ids) for index in micro_batch.order]
-                pieces = np.split(values_R.float().cpu().numpy(), np.cumsum(sizes)[:-1])
-                found.update(zip(micro_batch.order, pieces, strict=True))
+                values.append(read(model, micro_batch.inputs)[0].float())
+                order += micro_batch.order
                 tokens, flops = self._work(micro_batch, is_training=False)
                 span.add(tokens=tokens, flops=flops)
             for _ in range(count - len(plan.rows)):
                 read(model, empty_inputs(self._batch, model.device, self.mesh.sp_size))
+            found = _by_sample(own, order, values)
             reshard(model)
             meet(self.mesh, self._ledger, f"the others' {stage}")
-            return self._exchange(samples, [found[index] for index in range(len(own))])
+            return self._exchange(samples, found)
 
     def update(
         self,
@@ -375,6 +375,17 @@ class ModelEngine:
         part = self.mesh.rank % num_parts
         tokens = micro_batch.num_slots // num_parts + (part < micro_batch.num_slots % num_parts)
         return tokens, flops / num_parts
+
+
+def _by_sample(own: Sequence[TokenPair], order: Sequence[int], values: Sequence[Tensor]) -> list[FloatArray]:
+    """Values of micro-batches, laid end to end in `order`, by sample. They come to the host together: one by one the
+    host would wait for the device in every micro-batch."""
+    if not order:
+        return []
+    sizes = [len(own[index].response_ids) for index in order]
+    pieces = np.split(torch.cat(list(values)).cpu().numpy(), np.cumsum(sizes)[:-1])
+    found = dict(zip(order, pieces, strict=True))
+    return [found[index] for index in range(len(own))]
 
 
 def concatenate(arrays: Sequence[FloatArray | None], device: torch.device) -> Tensor | None:
