@@ -258,6 +258,13 @@ def budget_problem(config: Config, longest: int, reason: str) -> ConfigError | N
     return None
 
 
+def rollouts_are_recorded_or_replayed(config: Config) -> ConfigError | None:
+    if config.rollout.record is None or config.rollout.replay is None:
+        return None
+    rule = "excludes rollout.record: what is replayed is recorded already"
+    return ConfigError("rollout.replay", config.rollout.replay, rule, "leave one of them out")
+
+
 def ranks_divide_into_axes(config: Config) -> ConfigError | None:
     try:
         for role in ROLES:
@@ -290,6 +297,7 @@ RULES: tuple[Rule, ...] = (
     forced_width_decides_alone,
     response_leaves_room_for_a_prompt,
     budget_holds_the_longest_sample,
+    rollouts_are_recorded_or_replayed,
     ranks_divide_into_axes,
     sft_ignores_no_setting,
     sft_settings_need_sft,

@@ -268,6 +268,11 @@ class RolloutSection(Section):
     """Tokens that end a sample beside the tokenizer's end token."""
     ignore_eos: bool = False
     """Generate until max_new_tokens whatever is sampled (benchmarks)."""
+    record: str | None = None
+    """Folder to write every step's samples to, with tokens, log-probs, versions and verdicts, for `rollout.replay`."""
+    replay: str | None = None
+    """Folder written by `rollout.record`: train on its samples and verdicts instead of sampling and scoring. Seed,
+    prompts and batch sizes must be as recorded. Evaluations still sample."""
 
 
 Recompute = Literal["none", "all", "every_k", "selective"]

@@ -13,6 +13,7 @@ from paceline.engine.meeting import meet
 from paceline.engine.sharding import unsharded
 from paceline.rewards.combination import SourcedRewards
 from paceline.rollout import RolloutRequest, SamplingParams
+from paceline.schedules.recorded_rollouts import replay_groups
 from paceline.schedules.setup import Run
 from paceline.schedules.sharing import into_groups, own_parts
 from paceline.types import Group, Prompt, RewardJob, Sample, Verdict
@@ -94,7 +95,16 @@ def collect_groups(run: Run, step: int) -> Rollout:
 def sample_and_score(run: Run, prompts: Sequence[Prompt], step: int) -> list[Group]:
     """One group per prompt at the training temperature; seeds follow from master seed, prompt, sample and step."""
     requests = [rollout_request(run, prompt, run.config.batch.num_samples, step) for prompt in prompts]
-    return generate_groups(run, requests, run.config.rollout.temperature)
+    temperature = run.config.rollout.temperature
+    if run.replay is not None:
+        params = SamplingParams(temperature, run.stop_token_ids, run.config.rollout.ignore_eos)
+        with run.ledger.span("rollout", "replay", cause="data"):
+            return replay_groups(run.replay, step, requests, params)
+    groups = generate_groups(run, requests, temperature)
+    if run.recorder is not None:
+        with run.ledger.span("rollout", "record", cause="data"):
+            run.recorder.add(step, groups)
+    return groups
 
 
 def rollout_request(run: Run, prompt: Prompt, num_samples: int, step: int) -> RolloutRequest:

@@ -31,8 +31,9 @@ from paceline.model.lora import AdaptedModel, add_adapters
 from paceline.model.packing_probe import ProbeResult, probe_packing
 from paceline.rewards.combination import SourcedRewards
 from paceline.rewards.pool import RewardPool
-from paceline.rollout import NativeEngine
+from paceline.rollout import NativeEngine, RolloutStats
 from paceline.rollout.native.engine import EngineLimits
+from paceline.rollout.recording import ReplayEngine, RolloutRecorder
 from paceline.schedules.critic_setup import open_critic
 from paceline.schedules.display import Display
 from paceline.schedules.fused_layers import fuse_model
@@ -46,6 +47,7 @@ from paceline.schedules.place import (
     open_store,
     refused_together,
 )
+from paceline.schedules.recorded_rollouts import open_recorder, open_replay
 from paceline.schedules.reward_setup import check_rewards, open_reward_models, start_rewards
 from paceline.schedules.run_folder import RunFolder
 from paceline.schedules.run_state import RunState
@@ -83,6 +85,15 @@ class Run:
     old_logprob: Decision
     stop_token_ids: frozenset[int]
     state: RunState = field(default_factory=RunState)
+    recorder: RolloutRecorder | None = None
+    """Writes rollouts down; None where nobody asked or another rank does."""
+    replay: ReplayEngine | None = None
+    """Gives training its samples in the engine's place."""
+
+    @property
+    def rollout_stats(self) -> RolloutStats:
+        """Counts of the last rollout for training."""
+        return self.engine.stats if self.replay is None else self.replay.stats
 
     @property
     def weight_version(self) -> int:
@@ -118,6 +129,7 @@ def open_run(config: Config, display: Display, place: Place | None = None) -> It
         with ledger.span("setup", "task"), refused_together(mesh):
             display.phase("reading the task")
             config, tokenizer, task, longest = _read_task(config, place, display)
+            replay = open_replay(config)
             loader = PromptLoader(task.train, config.batch.num_prompts, config.run.seed, config.task.shuffle)
         pool = _open_rewards(config, task, folder, place)
         stack.callback(pool.close)
@@ -158,6 +170,8 @@ def open_run(config: Config, display: Display, place: Place | None = None) -> It
             instruments=Instruments(config, folder.path, ledger, place, display),
             old_logprob=decide_old_logprob(config),
             stop_token_ids=_stop_tokens(config, tokenizer),
+            recorder=open_recorder(config, folder.is_writer),
+            replay=replay,
         )
         folder.write_environment(trainer.model, probe)
         for note in task.notes:

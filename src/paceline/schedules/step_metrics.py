@@ -19,7 +19,7 @@ from paceline.types import Verdict
 
 def record_rollout(run: Run, rollout: Rollout, batch: CreditedBatch, metrics: MetricAccumulator) -> None:
     """Everything known once a step's samples are scored and credited; of what all ranks know, the first records."""
-    _record_engine(run.engine.stats, metrics)
+    _record_engine(run.rollout_stats, metrics)
     if isinstance(run.pool, SourcedRewards):
         for metric, count in run.pool.take_counts().items():
             metrics.add(metric, count)
