@@ -431,6 +431,9 @@ class TelemetrySection(Section):
     keep_traces: bool = False
     """Keep the profiler's own traces of those steps in profiles/, host operators included; on a GPU that slows the
     profiled steps further."""
+    sample_every_s: Annotated[float, Field(ge=0)] = 5.0
+    """Seconds between two looks at this rank's device (utilisation, SM activity, power, clocks, memory) and at CPU and
+    memory of the host, for device/; 0 never. Looks that are slow are taken less often: at most 1 % of one thread."""
 
 
 class ClusterSection(Section):

@@ -89,6 +89,7 @@ class Recorder:
         """
         run, settings = self._run, self._run.config.checkpoint
         self.metrics.add("weight_version", run.engine.weight_version)
+        run.instruments.count(self.metrics)
         self.step_values = reduce_metrics(run, self.metrics)
         run.state.figures["step_values"] = {name: str(value) for name, value in self.step_values.items()}
         is_last = step == run.config.run.num_steps and settings.save_final

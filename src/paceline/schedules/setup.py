@@ -37,7 +37,7 @@ from paceline.rollout.recording import ReplayEngine, RolloutRecorder
 from paceline.schedules.critic_setup import open_critic
 from paceline.schedules.display import Display
 from paceline.schedules.fused_layers import fuse_model
-from paceline.schedules.instruments import Instruments
+from paceline.schedules.instruments import Instruments, open_instruments
 from paceline.schedules.memory import probe_budget, settle_budget
 from paceline.schedules.place import (
     Place,
@@ -167,7 +167,7 @@ def open_run(config: Config, display: Display, place: Place | None = None) -> It
             engine=engine,
             sync=_open_sync(engine, trainer, ledger),
             store=open_store(config, folder, place, ledger),
-            instruments=Instruments(config, folder.path, ledger, place, display),
+            instruments=open_instruments(stack, config, folder.path, ledger, place, display),
             old_logprob=decide_old_logprob(config),
             stop_token_ids=_stop_tokens(config, tokenizer),
             recorder=open_recorder(config, folder.is_writer),

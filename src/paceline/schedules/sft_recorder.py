@@ -76,6 +76,7 @@ class SftRecorder:
         """Saves every `checkpoint.every` steps, after the last, and when asked to stop."""
         run, settings = self._run, self._run.config.checkpoint
         self.metrics.add("weight_version", run.weight_version)
+        run.instruments.count(self.metrics)
         self.step_values = reduce_metrics(run, self.metrics)
         run.state.figures["step_values"] = {name: str(value) for name, value in self.step_values.items()}
         is_last = step == run.num_steps and settings.save_final

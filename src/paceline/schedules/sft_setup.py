@@ -21,7 +21,7 @@ from paceline.model.liger import apply_liger
 from paceline.model.loading import CausalModel, load_tokenizer, model_context, resolve_device
 from paceline.model.packing_probe import probe_packing
 from paceline.schedules.display import Display
-from paceline.schedules.instruments import Instruments
+from paceline.schedules.instruments import Instruments, open_instruments
 from paceline.schedules.memory import settle_budget
 from paceline.schedules.place import (
     Place,
@@ -125,7 +125,7 @@ def open_sft_run(config: Config, display: Display, place: Place | None = None) -
             model=trainer.engine.model,
             trainer=trainer,
             store=open_store(config, folder, place, ledger),
-            instruments=Instruments(config, folder.path, ledger, place, display),
+            instruments=open_instruments(stack, config, folder.path, ledger, place, display),
             num_steps=num_steps,
         )
         folder.write_environment(model, probe, {"liger": liger.is_used, "liger_reason": liger.reason})

@@ -185,6 +185,7 @@ prompts/consumed | sum | prompts | Prompts the step consumed; the loader's saved
 weight_version | last | version | Version of the weights after the step.
 profiled | max | steps | 1 in a step that ran under the profiler, and so slower: leave it out of statistics of time.
 profiler/seconds | max | s | Starting, stopping and reading the profiler, before and after the step; slowest rank's.
+device/samples_failed | sum | samples | Looks at device or host that failed meanwhile, all ranks (device/).
 profiler/lost | sum | profiles | Ranks' profiles of a due step that were lost: no causes of it are written.
 profiler/truncated | sum | profiles | Ranks' profiles whose buffers were full before the step's end.
 epoch | last | epochs | Passes over the prompts begun, from 0.

@@ -1,0 +1,1 @@
+"""What devices and host were doing while a run ran: samples beside the ledger. Torch-free."""
