@@ -60,6 +60,15 @@ def source_model(config: Config, source: LoadedSource) -> ModelSection:
     )
 
 
+def source_model_paths(config: Config) -> dict[str, str]:
+    """Paths of the models among the reward's sources, by the source's name."""
+    return {
+        name: source.path
+        for name, source in reward_sources(config).items()
+        if isinstance(source, ModelSource | JudgeSource)
+    }
+
+
 def model_source_budget(config: Config, source: ModelSource) -> int:
     """Most tokens of one micro-batch of a reward model, per device; 0 until an automatic budget is settled."""
     return source.token_budget or config.batch.forward_token_budget or 2 * config.batch.token_budget

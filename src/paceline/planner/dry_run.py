@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 from paceline.config.critic import critic_model, has_critic
+from paceline.config.rewards import source_model_paths
 from paceline.config.schema import AUTO_TOKEN_BUDGET, BatchSection, Config
 from paceline.planner.fit import automatic_budget, check_fit, stated_device_bytes, with_budget
 from paceline.planner.memory_table import memory_table
@@ -19,6 +20,7 @@ def describe_memory(config: Config) -> str:
     try:
         shape = read_shape(config.model.path)
         critic_shape = _critic_shape(config)
+        source_shapes = _source_shapes(config)
     except ValueError as error:
         return f"memory per device: not estimated ({error})"
     if shape is None:
@@ -29,6 +31,7 @@ def describe_memory(config: Config) -> str:
         element_bytes=_element_bytes(config, notes),
         on_cpu=config.cluster.device == "cpu",
         critic_shape=critic_shape,
+        source_shapes=source_shapes,
     )
     device_bytes = stated_device_bytes(config)
     if config.batch.token_budget == AUTO_TOKEN_BUDGET:
@@ -54,6 +57,11 @@ def _with_assumed_budget(
 
 def _critic_shape(config: Config) -> MemoryShape | None:
     return read_shape(critic_model(config).path) if has_critic(config) else None
+
+
+def _source_shapes(config: Config) -> dict[str, MemoryShape]:
+    found = {name: read_shape(path) for name, path in source_model_paths(config).items()}
+    return {name: shape for name, shape in found.items() if shape is not None}
 
 
 def _element_bytes(config: Config, notes: list[str]) -> int:

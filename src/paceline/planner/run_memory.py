@@ -1,7 +1,7 @@
 """From a run's config to its memory estimate: every role, every phase, per device."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from paceline.config.arithmetic import batch_arithmetic
 from paceline.config.critic import critic_batch, has_critic
@@ -21,6 +21,7 @@ from paceline.planner.memory import (
     kv_cache_bytes,
 )
 from paceline.planner.model_shape import MemoryShape
+from paceline.planner.reward_memory import reward_model_parts
 
 _SLOT_STEP = 32
 
@@ -38,6 +39,8 @@ class RunFacts:
     longest_prompt: int | None = None
     on_cpu: bool = False
     critic_shape: MemoryShape | None = None
+    source_shapes: Mapping[str, MemoryShape] = field(default_factory=dict)
+    """Of the models among the reward's sources, by the source's name."""
 
 
 def estimate_run(config: Config, facts: RunFacts, token_budget: int | None = None) -> MemoryEstimate:
@@ -50,6 +53,12 @@ def estimate_run(config: Config, facts: RunFacts, token_budget: int | None = Non
     parts = [*estimate_model(actor), *_reference(config, facts, actor)]
     if not is_sft(config):  # supervised updates sample nothing
         parts += _rollout(config, facts, actor, notes)
+        prompt = facts.longest_prompt or config.rollout.max_new_tokens
+        rewards, left_out = reward_model_parts(
+            config, facts.source_shapes, facts.element_bytes, prompt, facts.on_cpu
+        )
+        parts += rewards
+        notes += left_out
     if has_critic(config):
         shape = facts.critic_shape or facts.shape
         own_batch = critic_batch(config.model_copy(update={"batch": batch}))

@@ -7,6 +7,8 @@ import torch
 
 from paceline.config import Config, ConfigError
 from paceline.config.critic import critic_model, has_critic
+from paceline.config.reward_schema import JudgeSource, ModelSource
+from paceline.config.rewards import reward_sources, source_model
 from paceline.config.schema import AUTO_TOKEN_BUDGET, BatchSection, ModelSection
 from paceline.engine.budget_probe import DeviceMeter, MeasuredCost, MemoryMeter, measure_cost
 from paceline.engine.memory_shortage import give_back_memory, lighter_settings
@@ -125,6 +127,11 @@ def run_facts(config: Config, device: torch.device, longest_prompt: int) -> RunF
     try:
         shape = _shape(config.model)
         critic_shape = _shape(critic_model(config)) if has_critic(config) else None
+        source_shapes = {
+            name: _shape(source_model(config, source))
+            for name, source in reward_sources(config).items()
+            if isinstance(source, ModelSource | JudgeSource)
+        }
     except ValueError:  # a kind of layer without formulas: a run is not refused for what nobody can say
         return None
     return RunFacts(
@@ -133,6 +140,7 @@ def run_facts(config: Config, device: torch.device, longest_prompt: int) -> RunF
         longest_prompt=longest_prompt,
         on_cpu=device.type == "cpu",
         critic_shape=critic_shape,
+        source_shapes=source_shapes,
     )
 
 
