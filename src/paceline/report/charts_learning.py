@@ -7,12 +7,12 @@ from typing import Any
 
 import plotly.graph_objects as go
 
-from paceline.report import wording
+from paceline.report import formats
 from paceline.report.intervals import wilson_interval
 from paceline.report.palette import ACCENT, FAINT, REFERENCE, SECOND
 from paceline.report.run_data import RunData
 from paceline.report.theme import Chart, new_figure, number_steps
-from paceline.telemetry.metrics import METRICS
+from paceline.report.words import Words
 
 _SMOOTHED_FROM = 12
 """Fewer points than this are drawn as they are."""
@@ -20,10 +20,9 @@ _SMOOTHED_FROM = 12
 
 @dataclass(frozen=True, slots=True)
 class _Small:
-    """A small chart: up to two metrics with labels, drawn against the step."""
+    """A small chart: up to two metrics with the keys of their labels, drawn against the step."""
 
     key: str
-    title: str
     lines: tuple[tuple[str, str], ...]
     is_share: bool = False
     from_zero: bool = False
@@ -31,65 +30,38 @@ class _Small:
 
 
 SMALL_CHARTS = (
-    _Small(
-        "length",
-        "Response length",
-        (("response_length/mean", "mean"), ("response_length/max", "longest")),
-        unit="tokens",
-    ),
-    _Small(
-        "truncated",
-        "Truncated responses",
-        (("truncated_fraction", "truncated"),),
-        is_share=True,
-        from_zero=True,
-    ),
-    _Small("entropy", "Entropy per token", (("entropy", "entropy"),), unit="nats"),
-    _Small(
-        "kl",
-        "KL per token",
-        (("kl/reference", "to the reference"), ("kl/old", "to the old weights")),
-        unit="nats",
-    ),
-    _Small("ratio", "Importance ratio", (("ratio/mean", "mean"), ("ratio/max", "largest"))),
+    _Small("length", (("response_length/mean", "mean"), ("response_length/max", "longest")), unit="tokens"),
+    _Small("truncated", (("truncated_fraction", "truncated"),), is_share=True, from_zero=True),
+    _Small("entropy", (("entropy", "entropy"),), unit="nats"),
+    _Small("kl", (("kl/reference", "reference"), ("kl/old", "old")), unit="nats"),
+    _Small("ratio", (("ratio/mean", "mean"), ("ratio/max", "largest"))),
     _Small(
         "clip",
-        "Clipped tokens",
-        (("clip_fraction", "ratio clipped"), ("kl/capped_fraction", "KL capped")),
+        (("clip_fraction", "ratio-clipped"), ("kl/capped_fraction", "kl-capped")),
         is_share=True,
         from_zero=True,
     ),
-    _Small("grad", "Gradient norm", (("grad_norm", "before clipping"),)),
-    _Small(
-        "values",
-        "Values against returns",
-        (("values/mean", "values"), ("returns/mean", "returns")),
-        unit="score",
-    ),
-    _Small(
-        "explained-variance", "Critic's explained variance", (("critic/explained_variance", "explained"),)
-    ),
-    _Small("critic-loss", "Critic's loss", (("critic/loss", "loss"),)),
-    _Small(
-        "critic-clip", "Clipped values", (("critic/clip_fraction", "held"),), is_share=True, from_zero=True
-    ),
-    _Small("critic-grad", "Critic's gradient norm", (("critic/grad_norm", "before clipping"),)),
-    _Small("effective", "Sample tokens per slot computed", (("tokens/effective_share", "effective share"),)),
+    _Small("grad", (("grad_norm", "before-clipping"),)),
+    _Small("values", (("values/mean", "values"), ("returns/mean", "returns")), unit="score"),
+    _Small("explained-variance", (("critic/explained_variance", "explained"),)),
+    _Small("critic-loss", (("critic/loss", "loss"),)),
+    _Small("critic-clip", (("critic/clip_fraction", "held"),), is_share=True, from_zero=True),
+    _Small("critic-grad", (("critic/grad_norm", "before-clipping"),)),
+    _Small("effective", (("tokens/effective_share", "effective"),)),
     _Small(
         "logprob-difference",
-        "Trainer against rollout, log-prob",
         (("rollout/logprob_difference_mean", "mean"), ("rollout/logprob_difference_max", "largest")),
         unit="nats",
     ),
     _Small(
         "throughput",
-        "Throughput",
-        (("throughput/tokens_per_s", "whole step"), ("throughput/generated_tokens_per_s", "generation")),
-        unit="tokens/s",
+        (("throughput/tokens_per_s", "whole-step"), ("throughput/generated_tokens_per_s", "generation")),
+        unit="tokens-per-s",
     ),
-    _Small("loss", "Policy loss", (("loss/policy", "loss"),)),
-    _Small("lr", "Learning rate", (("lr", "rate"), ("critic/lr", "critic"))),
+    _Small("loss", (("loss/policy", "loss"),)),
+    _Small("lr", (("lr", "rate"), ("critic/lr", "critic"))),
 )
+"""Titles are the texts `small.KEY`, labels `line.KEY`, units `axis.KEY`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +72,7 @@ class Constant:
     value: str
 
 
-def reward_chart(run: RunData) -> Chart | None:
+def reward_chart(run: RunData, words: Words) -> Chart | None:
     """Mean reward of every step, with a running mean through it."""
     series = run.series("reward/mean")
     if not any(math.isfinite(value) for _, value in series):
@@ -108,18 +80,15 @@ def reward_chart(run: RunData) -> Chart | None:
     figure = new_figure(hovermode="x unified", showlegend=len(series) >= _SMOOTHED_FROM)
     window = max(3, len(series) // 10)
     if len(series) >= _SMOOTHED_FROM:
-        figure.add_trace(line_of("each step", series, FAINT.light, 1.4))
-        figure.add_trace(line_of(f"mean of {window} steps", running_mean(series, window), ACCENT.light, 2.4))
+        figure.add_trace(line_of(words("reward.each"), series, FAINT.light, 1.4))
+        figure.add_trace(line_of(words("reward.smoothed", count=window), running_mean(series, window), ACCENT.light, 2.4))
     else:
-        figure.add_trace(line_of("reward", series, ACCENT.light, 2.2))
-    number_steps(figure, series[0][0], series[-1][0])
-    caption = (
-        "Mean reward of the samples of each step. Samples without a verdict are in neither sum nor count."
-    )
-    return Chart("reward", "Reward", caption, figure, height=270, zooms=True)
+        figure.add_trace(line_of(words("reward.line"), series, ACCENT.light, 2.2))
+    number_steps(figure, series[0][0], series[-1][0], words("axis.step"))
+    return Chart("reward", words("reward.title"), words("reward.caption"), figure, height=270, zooms=True)
 
 
-def accuracy_chart(run: RunData, figures: Mapping[str, Any]) -> Chart | None:
+def accuracy_chart(run: RunData, figures: Mapping[str, Any], words: Words) -> Chart | None:
     """Held-out accuracy with 95 % intervals, the best constant answer, and accuracy on the training samples."""
     held_out = [(step, value) for step, value in run.series("eval/accuracy") if 0.0 <= value <= 1.0]
     training = run.series("accuracy/train")
@@ -127,25 +96,24 @@ def accuracy_chart(run: RunData, figures: Mapping[str, Any]) -> Chart | None:
         return None
     figure = new_figure(hovermode="x unified", showlegend=True)
     if any(math.isfinite(value) for _, value in training):
-        figure.add_trace(line_of("training samples", training, FAINT.light, 1.4, share=True))
+        figure.add_trace(line_of(words("accuracy.training"), training, FAINT.light, 1.4, share=True))
     steps = [step for step, _ in (*training, *held_out)]
     constant = figures["accuracy_constant"]
     if constant is not None:
         level = [(min(steps), constant), (max(steps), constant)]
-        line = line_of("best constant answer", level, REFERENCE.light, 1.6, share=True)
+        line = line_of(words("accuracy.constant"), level, REFERENCE.light, 1.6, share=True)
         line.line.dash, line.mode = "dash", "lines"
         figure.add_trace(line)
-    figure.add_trace(_held_out(held_out, figures["num_eval_prompts"]))
-    number_steps(figure, min(steps), max(steps))
+    figure.add_trace(_held_out(words("accuracy.held-out"), held_out, figures["num_eval_prompts"]))
+    number_steps(figure, min(steps), max(steps), words("axis.step"))
     figure.update_yaxes(tickformat=".0%", rangemode="tozero")
-    caption = "The same held-out prompts each time; bars are 95 % intervals."
-    return Chart("accuracy", "Accuracy", caption, figure, height=270, zooms=True)
+    return Chart("accuracy", words("accuracy.title"), words("accuracy.caption"), figure, height=270, zooms=True)
 
 
-def _held_out(points: Sequence[tuple[int, float]], num_prompts: int | None) -> go.Scatter:
+def _held_out(label: str, points: Sequence[tuple[int, float]], num_prompts: int | None) -> go.Scatter:
     bounds = [wilson_interval(value, num_prompts) if num_prompts else (value, value) for _, value in points]
     return go.Scatter(
-        name="held-out prompts",
+        name=label,
         x=[step for step, _ in points],
         y=[value for _, value in points],
         mode="lines+markers",
@@ -161,13 +129,13 @@ def _held_out(points: Sequence[tuple[int, float]], num_prompts: int | None) -> g
             "color": ACCENT.light,
         },
         customdata=[
-            f"{wording.share(v)} ({wording.points(*b)})" for (_, v), b in zip(points, bounds, strict=True)
+            f"{formats.share(v)} ({formats.points(*b)})" for (_, v), b in zip(points, bounds, strict=True)
         ],
         hovertemplate="%{customdata}",
     )
 
 
-def small_charts(run: RunData) -> tuple[list[Chart], list[Constant]]:
+def small_charts(run: RunData, words: Words) -> tuple[list[Chart], list[Constant]]:
     """The small charts that have something to show, and the metrics that never changed."""
     charts, constants = [], []
     for spec in SMALL_CHARTS:
@@ -176,7 +144,7 @@ def small_charts(run: RunData) -> tuple[list[Chart], list[Constant]]:
         ]
         moving = [line for line in found if not _is_constant(line[2])]
         if moving:
-            charts.append(_small_chart(spec, found))
+            charts.append(_small_chart(spec, found, words))
         else:
             constants += [Constant(name, _value(series[0][1], spec.is_share)) for name, _, series in found]
     return charts, constants
@@ -192,24 +160,26 @@ def _is_constant(series: Sequence[tuple[int, float]]) -> bool:
 
 
 def _value(value: float, is_share: bool) -> str:
-    return wording.share(value) if is_share else wording.number(value)
+    return formats.share(value) if is_share else formats.number(value)
 
 
-def _small_chart(spec: _Small, found: Sequence[tuple[str, str, list[tuple[int, float]]]]) -> Chart:
+def _small_chart(
+    spec: _Small, found: Sequence[tuple[str, str, list[tuple[int, float]]]], words: Words
+) -> Chart:
     figure = new_figure(hovermode="x unified", showlegend=len(found) > 1)
     colours = (ACCENT.light, SECOND.light)
     for (_, label, series), colour in zip(found, colours, strict=False):
-        figure.add_trace(line_of(label, series, colour, 1.8, share=spec.is_share))
+        figure.add_trace(line_of(words(f"line.{label}"), series, colour, 1.8, share=spec.is_share))
     if spec.is_share:
         figure.update_yaxes(tickformat=".0%")
     if spec.from_zero:
         figure.update_yaxes(rangemode="tozero")
     if spec.unit:
-        figure.update_yaxes(title_text=spec.unit)
+        figure.update_yaxes(title_text=words(f"axis.{spec.unit}"))
     numbers = [step for _, _, series in found for step, _ in series]
     number_steps(figure, min(numbers), max(numbers), title="")
-    caption = METRICS[found[0][0]].description
-    return Chart(f"metric-{spec.key}", spec.title, caption, figure, height=190)
+    caption = words.metric(found[0][0])
+    return Chart(f"metric-{spec.key}", words(f"small.{spec.key}"), caption, figure, height=190)
 
 
 def running_mean(series: Sequence[tuple[int, float]], window: int) -> list[tuple[int, float]]:

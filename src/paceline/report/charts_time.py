@@ -4,16 +4,17 @@ from collections.abc import Sequence
 
 import plotly.graph_objects as go
 
-from paceline.report import wording
+from paceline.report import formats
 from paceline.report.palette import UNACCOUNTED, colour_of, ordered
 from paceline.report.theme import Chart, new_figure, number_steps
+from paceline.report.words import Words
 from paceline.telemetry.records import SectionRecord
 
 _MAX_BARS = 160
 """More steps than this are averaged in equal runs of consecutive steps."""
 
 
-def breakdown_chart(steps: Sequence[SectionRecord]) -> Chart | None:
+def breakdown_chart(steps: Sequence[SectionRecord], words: Words) -> Chart | None:
     """One stacked bar per step (or per run of steps); None without steps."""
     if not steps:
         return None
@@ -21,20 +22,19 @@ def breakdown_chart(steps: Sequence[SectionRecord]) -> Chart | None:
     size = len(bins[0])
     figure = new_figure(barmode="stack", hovermode="x unified")
     positions = [_middle(group) for group in bins]
-    labels = [step_label(group) for group in bins]
+    labels = [step_label(group, words) for group in bins]
     names = ordered({name for step in steps for name in step.stages} | {UNACCOUNTED})
     for name in names:
         seconds = [sum(stage_seconds(step, name) for step in group) / len(group) for group in bins]
         if any(seconds):
-            figure.add_trace(_bars(name, positions, seconds, labels, size))
-    number_steps(figure, positions[0], positions[-1])
-    figure.update_yaxes(title_text="seconds", rangemode="tozero")
+            figure.add_trace(_bars(name, words.stage(name), positions, seconds, labels, size))
+    number_steps(figure, positions[0], positions[-1], words("axis.step"))
+    figure.update_yaxes(title_text=words("axis.seconds"), rangemode="tozero")
     if len(bins) == 1:
         figure.update_xaxes(tickvals=positions, range=[positions[0] - 4, positions[0] + 4])
-    caption = "Self-time of every stage; a stack is as high as the step took."
-    if size > 1:
-        caption += f" Each bar is the mean of up to {size} consecutive steps."
-    return Chart("breakdown", "Seconds per step, by stage", caption, figure, height=340, zooms=True)
+    binned = words("breakdown.binned", count=size) if size > 1 else ""
+    caption = words.sentences(words("breakdown.caption"), binned)
+    return Chart("breakdown", words("breakdown.title"), caption, figure, height=340, zooms=True)
 
 
 def stage_seconds(step: SectionRecord, name: str) -> float:
@@ -51,10 +51,10 @@ def runs_of_steps(steps: Sequence[SectionRecord], max_runs: int) -> list[Sequenc
     return [steps[start : start + size] for start in range(0, len(steps), size)]
 
 
-def step_label(group: Sequence[SectionRecord]) -> str:
+def step_label(group: Sequence[SectionRecord], words: Words) -> str:
     """'step 7', or 'steps 7-9'."""
     first, last = group[0].step, group[-1].step
-    return f"step {first}" if first == last else f"steps {first}–{last}"
+    return words("step.one" if first == last else "step.range", first=first, last=last)
 
 
 def _middle(group: Sequence[SectionRecord]) -> float:
@@ -62,13 +62,15 @@ def _middle(group: Sequence[SectionRecord]) -> float:
     return sum(numbers) / len(numbers)
 
 
-def _bars(name: str, positions: list[float], seconds: list[float], labels: list[str], size: int) -> go.Bar:
+def _bars(
+    name: str, shown: str, positions: list[float], seconds: list[float], labels: list[str], size: int
+) -> go.Bar:
     return go.Bar(
-        name=name,
+        name=shown,
         x=positions,
         y=seconds,
         width=0.86 * size,
         marker={"color": colour_of(name).light, "line": {"width": 0}},
-        customdata=[[label, wording.seconds(value)] for label, value in zip(labels, seconds, strict=True)],
+        customdata=[[label, formats.seconds(value)] for label, value in zip(labels, seconds, strict=True)],
         hovertemplate="%{customdata[1]}",
     )

@@ -4,7 +4,7 @@ import math
 from dataclasses import dataclass
 
 from paceline.report.run_data import RunData
-from paceline.telemetry.metrics import METRICS
+from paceline.report.words import Words
 
 FAULTS = (
     "reward/errors",
@@ -58,39 +58,40 @@ class Counter:
     is_fault: bool
 
 
-def counters(run: RunData) -> list[Counter]:
+def counters(run: RunData, words: Words) -> list[Counter]:
     """All counts that are not zero, faults first."""
     found = [
-        *(_from_metric(run, name, is_fault=True) for name in FAULTS),
-        *_non_finite(run),
-        *_damage(run),
-        *(_from_metric(run, name, is_fault=False) for name in LOSSES),
+        *(_from_metric(run, name, words, is_fault=True) for name in FAULTS),
+        *_non_finite(run, words),
+        *_damage(run, words),
+        *(_from_metric(run, name, words, is_fault=False) for name in LOSSES),
     ]
     return [counter for counter in found if counter is not None]
 
 
-def _from_metric(run: RunData, name: str, is_fault: bool) -> Counter | None:
+def _from_metric(run: RunData, name: str, words: Words, is_fault: bool) -> Counter | None:
     series = run.series(name)
     hits = [(step, value) for step, value in series if math.isfinite(value) and value != 0]
     if not hits:
         return None
     total = sum(value for _, value in hits)
-    where = f"{len(hits)} of {len(series)} steps"
+    where = words("counters.steps-of", hits=len(hits), all=len(series))
     if len(hits) <= _SHOWN_STEPS and len(hits) < len(series):
-        where += f" ({_listed([step for step, _ in hits])})"
-    return Counter(name, total, where, METRICS[name].description, is_fault)
+        listed = _listed([step for step, _ in hits])
+        where = words("counters.steps-of-listed", hits=len(hits), all=len(series), steps=listed)
+    return Counter(name, total, where, words.metric(name), is_fault)
 
 
 def _listed(steps: list[int]) -> str:
     return ", ".join(str(step) for step in steps)
 
 
-def _steps_where(steps: list[int]) -> str:
-    rest = " ..." if len(steps) > _SHOWN_STEPS else ""
-    return f"step{'' if len(steps) == 1 else 's'} {_listed(steps[:_SHOWN_STEPS])}{rest}"
+def _steps_where(steps: list[int], words: Words) -> str:
+    listed = _listed(steps[:_SHOWN_STEPS]) + (" ..." if len(steps) > _SHOWN_STEPS else "")
+    return words("counters.at-step" if len(steps) == 1 else "counters.at-steps", steps=listed)
 
 
-def _non_finite(run: RunData) -> list[Counter]:
+def _non_finite(run: RunData, words: Words) -> list[Counter]:
     """Metrics that were nan or infinite at some step."""
     steps_by_name: dict[str, list[int]] = {}
     for record in run.history.records:
@@ -99,17 +100,17 @@ def _non_finite(run: RunData) -> list[Counter]:
                 steps_by_name.setdefault(name, []).append(record.step)
     return [
         Counter(
-            f"not finite: {name}",
+            words("counters.not-finite", name=name),
             len(steps),
-            _steps_where(steps),
-            "Values that were nan or infinite; charts have a gap there.",
+            _steps_where(steps, words),
+            words("counters.not-finite-meaning"),
             is_fault=True,
         )
         for name, steps in steps_by_name.items()
     ]
 
 
-def _damage(run: RunData) -> list[Counter]:
+def _damage(run: RunData, words: Words) -> list[Counter]:
     """What interruptions left in the records, and what the ledger did not keep."""
     ledgers = run.ledgers
     num_restarts = sum(max(0, len(ledger.processes) - 1) for ledger in ledgers[:1])
@@ -122,28 +123,14 @@ def _damage(run: RunData) -> list[Counter]:
     torn = sum(ledger.num_torn_lines for ledger in ledgers) + run.history.num_torn_lines
     impossible = sum(value > 1.0 for _, value in run.series("mfu/update_actor"))
     rows = (
-        (
-            "records/impossible_mfu",
-            impossible,
-            "steps",
-            "MFU above 1: a peak, a time or a FLOP count is wrong.",
-            True,
-        ),
-        ("records/torn_lines", torn, "ledger and metrics", "Lines a killed process left half-written.", True),
-        ("run/restarts", num_restarts, "run", "Times the run was resumed by a new process.", False),
-        (
-            "run/steps_done_again",
-            run.history.num_replaced,
-            "run",
-            "Steps recorded before an interruption and done again after it; the last counts.",
-            False,
-        ),
-        (
-            "records/spans_not_kept",
-            num_not_kept,
-            "timelines",
-            "Spans counted in the sums but not kept one by one, because a section had too many.",
-            False,
-        ),
+        ("records/impossible_mfu", impossible, "in-steps", "impossible-mfu", True),
+        ("records/torn_lines", torn, "in-records", "torn-lines", True),
+        ("run/restarts", num_restarts, "in-run", "restarts", False),
+        ("run/steps_done_again", run.history.num_replaced, "in-run", "done-again", False),
+        ("records/spans_not_kept", num_not_kept, "in-timelines", "spans-not-kept", False),
     )
-    return [Counter(*row) for row in rows if row[1]]
+    return [
+        Counter(name, total, words(f"counters.{where}"), words(f"counters.{meaning}"), is_fault)
+        for name, total, where, meaning, is_fault in rows
+        if total
+    ]

@@ -4,7 +4,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from paceline.report import wording
+from paceline.report import formats
+from paceline.report.words import Words
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,47 +25,49 @@ class DetailGroup:
     sections: list[DetailSection]
 
 
-def configuration(config: Mapping[str, Any]) -> list[DetailGroup]:
+def configuration(config: Mapping[str, Any], words: Words) -> list[DetailGroup]:
     """Every setting, by section; nothing when there is no config."""
     sections = [
-        DetailSection(str(name), _flat(content))
+        DetailSection(str(name), _flat(content, words))
         for name, content in config.items()
         if isinstance(content, Mapping) and content
     ]
     num_settings = sum(len(section.entries) for section in sections)
-    return [DetailGroup("Configuration", f"{num_settings} settings", sections)] if sections else []
+    hint = words("details.settings", count=num_settings)
+    return [DetailGroup(words("details.configuration"), hint, sections)] if sections else []
 
 
-def environment(found: Mapping[str, Any]) -> list[DetailGroup]:
+def environment(found: Mapping[str, Any], words: Words) -> list[DetailGroup]:
     """What the run ran on: single values first, then every nested block."""
     single = {key: value for key, value in found.items() if not isinstance(value, Mapping) and key != "v"}
-    sections = [DetailSection("machine", _flat(single))] if single else []
+    sections = [DetailSection(words("details.machine"), _flat(single, words))] if single else []
     sections += [
-        DetailSection(str(name), _flat(content))
+        DetailSection(str(name), _flat(content, words))
         for name, content in found.items()
         if isinstance(content, Mapping) and content
     ]
-    return [DetailGroup("Environment", "versions and hardware", sections)] if sections else []
+    hint = words("details.environment-hint")
+    return [DetailGroup(words("details.environment"), hint, sections)] if sections else []
 
 
-def _flat(content: Mapping[Any, Any], prefix: str = "") -> list[tuple[str, str]]:
+def _flat(content: Mapping[Any, Any], words: Words, prefix: str = "") -> list[tuple[str, str]]:
     entries: list[tuple[str, str]] = []
     for key, value in content.items():
         name = f"{prefix}{key}"
         if isinstance(value, Mapping) and value:
-            entries += _flat(value, f"{name}.")
+            entries += _flat(value, words, f"{name}.")
         else:
-            entries.append((name, _text(name, value)))
+            entries.append((name, _text(name, value, words)))
     return entries
 
 
-def _text(name: str, value: Any) -> str:
+def _text(name: str, value: Any, words: Words) -> str:
     if value is None or value in ("", {}, []):
-        return wording.UNKNOWN
+        return formats.UNKNOWN
     if isinstance(value, bool):
-        return "yes" if value else "no"
+        return words("details.yes" if value else "details.no")
     if isinstance(value, int | float) and name.endswith("_bytes"):
-        return wording.memory(value)
+        return formats.memory(value)
     if isinstance(value, Sequence) and not isinstance(value, str):
         return ", ".join(str(item) for item in value)
     return str(value)

@@ -10,10 +10,14 @@ from paceline.report.intervals import difference_interval, wilson_interval
 from paceline.report.palette import TRAINING_STAGES
 from paceline.report.run_data import RunData, load_run
 from paceline.report.stage_totals import peak_of, stage_totals
+from paceline.report.words import Words
 from paceline.telemetry.flops import mfu
 from paceline.telemetry.records import summarise
 
 FIGURES_VERSION = 1
+
+_ENGLISH = Words("en")
+"""Names of counters are the same in every language, but for values that are not finite."""
 
 _NO_LEDGER: Mapping[str, Any] = {
     "num_steps": 0,
@@ -63,7 +67,7 @@ def figures_of(run: RunData) -> dict[str, Any]:
         **_held_out_loss(run),
         "effective_token_share": _mean(value for _, value in run.series("tokens/effective_share")),
         "peak_memory": _peak_memory(run),
-        "counters": {counter.name: counter.total for counter in counters(run)},
+        "counters": {counter.name: counter.total for counter in counters(run, _ENGLISH)},
     }
     return {name: _json_value(value) for name, value in figures.items()}
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
-from paceline.report import wording
+from paceline.report import formats
 from paceline.report.charts_learning import Constant, accuracy_chart, reward_chart, small_charts
 from paceline.report.charts_loss import loss_chart, perplexity_chart
 from paceline.report.charts_memory import memory_by_stage, memory_over_steps
@@ -29,7 +29,9 @@ from paceline.report.sentences import summary_sentences
 from paceline.report.stage_totals import rank_rows, stage_rows, stage_totals
 from paceline.report.theme import Chart
 from paceline.report.tiles import Tile, tiles
+from paceline.report.words import Words
 
+_STATUSES = ("completed", "failed", "stopped", "imported", "running", "unknown")
 _STATUS_CLASSES = {"completed": "good", "failed": "bad"}
 
 
@@ -64,7 +66,7 @@ class Page:
     memory_charts: list[Chart]
     counters: list[CounterView]
     has_metrics: bool
-    notes: tuple[str, ...]
+    notes: list[str]
     shared_prompt: str
     sample_steps: list[SampleStep]
     detail_groups: list[DetailGroup]
@@ -76,38 +78,38 @@ class Page:
         return [*self.time_charts, *self.main_learning_charts, *self.small_charts, *self.memory_charts]
 
 
-def build_page(run: RunData) -> Page:
+def build_page(run: RunData, words: Words) -> Page:
     """Turns records into the page's content."""
     figures = figures_of(run)
-    small, constants = small_charts(run)
+    small, constants = small_charts(run, words)
     ranks = rank_rows(run.ledgers) if len(run.ledgers) > 1 else []
     shared = shared_beginning(run.samples)
     status = figures["status"]
     return Page(
         title=figures["run"],
-        status=status if status != "unknown" else "no summary",
+        status=words(f"status.{status}") if status in _STATUSES else status,
         status_class=_STATUS_CLASSES.get(status, "other"),
-        facts=_facts(run, figures),
-        sentences=summary_sentences(figures),
-        tiles=tiles(figures),
-        stages=stage_views(stage_rows(run)),
+        facts=_facts(run, figures, words),
+        sentences=summary_sentences(figures, words),
+        tiles=tiles(figures, words),
+        stages=stage_views(stage_rows(run), words),
         step_cells=_step_cells(run, figures),
-        mfu_note=_mfu_note(figures),
+        mfu_note=_mfu_note(figures, words),
         main_rank=run.main_ledger.rank if run.main_ledger else 0,
-        time_charts=_time_charts(run),
+        time_charts=_time_charts(run, words),
         ranks=rank_views(ranks),
-        ranks_caption=ranks_caption(ranks),
-        main_learning_charts=_main_learning_charts(run, figures),
+        ranks_caption=ranks_caption(ranks, words),
+        main_learning_charts=_main_learning_charts(run, figures, words),
         small_charts=small,
         constants=constants,
-        memory_charts=_memory_charts(run),
-        counters=counter_views(counters(run)),
+        memory_charts=_memory_charts(run, words),
+        counters=counter_views(counters(run, words)),
         has_metrics=bool(run.history.records) and status != "imported",  # others do not count what we count
-        notes=run.notes,
+        notes=[note.say(words) for note in run.notes],
         shared_prompt=shared,
-        sample_steps=sample_steps(run.samples, shared),
-        detail_groups=[*configuration(run.config), *environment(run.environment)],
-        footer=_footer(run, figures),
+        sample_steps=sample_steps(run.samples, shared, words),
+        detail_groups=[*configuration(run.config, words), *environment(run.environment, words)],
+        footer=_footer(run, words),
     )
 
 
@@ -115,43 +117,47 @@ def _present(*charts: Chart | None) -> list[Chart]:
     return [chart for chart in charts if chart is not None]
 
 
-def _main_learning_charts(run: RunData, figures: Mapping[str, Any]) -> list[Chart]:
+def _main_learning_charts(run: RunData, figures: Mapping[str, Any], words: Words) -> list[Chart]:
     if is_supervised(run):
-        return _present(loss_chart(run), perplexity_chart(run))
-    return _present(reward_chart(run), accuracy_chart(run, figures))
+        return _present(loss_chart(run, words), perplexity_chart(run, words))
+    return _present(reward_chart(run, words), accuracy_chart(run, figures, words))
 
 
-def _time_charts(run: RunData) -> list[Chart]:
+def _time_charts(run: RunData, words: Words) -> list[Chart]:
     ledger = run.main_ledger
     if ledger is None:
         return []
-    return _present(breakdown_chart(run.steps), step_timeline(ledger), run_timeline(ledger))
+    return _present(
+        breakdown_chart(run.steps, words), step_timeline(ledger, words), run_timeline(ledger, words)
+    )
 
 
-def _memory_charts(run: RunData) -> list[Chart]:
+def _memory_charts(run: RunData, words: Words) -> list[Chart]:
     ledger = run.main_ledger
     if ledger is None:
         return []
     sections = [section for process in ledger.processes for section in process.sections]
-    by_stage = memory_by_stage(stage_totals(sections))
-    return _present(by_stage, memory_over_steps(run.steps, by_stage.height) if by_stage else None)
+    by_stage = memory_by_stage(stage_totals(sections), words)
+    return _present(by_stage, memory_over_steps(run.steps, by_stage.height, words) if by_stage else None)
 
 
-def _facts(run: RunData, figures: Mapping[str, Any]) -> list[Fact]:
+def _facts(run: RunData, figures: Mapping[str, Any], words: Words) -> list[Fact]:
     algorithm = figures["algorithm"]
     planned = run.summary.get("num_steps_planned") if is_supervised(run) else run.setting("run.num_steps")
-    done = f"{figures['num_steps']:,}" + (f" of {planned:,}" if planned else "")
+    done = f"{figures['num_steps']:,}"
+    if planned:
+        done = words("fact.steps-of", done=done, planned=f"{planned:,}")
     found = (
-        ("Model", figures["model"]),
-        ("Task", figures["task"]),
-        ("Algorithm", algorithm),
-        ("Steps", done),
-        ("Device", figures["device"]),
-        ("Ranks", str(figures["num_ranks"]) if figures["num_ranks"] > 1 else None),
-        ("Started", _started(run)),
-        ("Recorded", wording.seconds(figures["wall_s"]) if figures["wall_s"] else None),
+        ("model", figures["model"]),
+        ("task", figures["task"]),
+        ("algorithm", algorithm),
+        ("steps", done),
+        ("device", figures["device"]),
+        ("ranks", str(figures["num_ranks"]) if figures["num_ranks"] > 1 else None),
+        ("started", _started(run)),
+        ("recorded", formats.seconds(figures["wall_s"]) if figures["wall_s"] else None),
     )
-    return [Fact(label, value) for label, value in found if value]
+    return [Fact(words(f"fact.{key}"), value) for key, value in found if value]
 
 
 def _started(run: RunData) -> str | None:
@@ -164,31 +170,34 @@ def _step_cells(run: RunData, figures: Mapping[str, Any]) -> list[str]:
     rows = stage_rows(run)
     flops, step_time = sum(row.flops for row in rows), figures["step_time_s"]
     return [
-        wording.seconds(step_time),
-        wording.share(1.0),
+        formats.seconds(step_time),
+        formats.share(1.0),
         "",
-        wording.quantity(flops, "FLOP") if flops else wording.UNKNOWN,
-        wording.quantity(figures["tokens_per_s"]),
-        wording.number(flops / step_time / 1e12) if flops and step_time else wording.UNKNOWN,
-        wording.share(figures["mfu_step"]),
+        formats.quantity(flops, "FLOP") if flops else formats.UNKNOWN,
+        formats.quantity(figures["tokens_per_s"]),
+        formats.number(flops / step_time / 1e12) if flops and step_time else formats.UNKNOWN,
+        formats.share(figures["mfu_step"]),
     ]
 
 
-def _mfu_note(figures: Mapping[str, Any]) -> str:
+def _mfu_note(figures: Mapping[str, Any], words: Words) -> str:
     if figures["peak_tflops"] is None:
-        return "No MFU: the peak of this hardware is unknown (telemetry.peak_tflops states one)."
-    return (
-        f"MFU against a peak of {wording.number(figures['peak_tflops'])} TFLOP/s, causal attention counted."
-    )
+        return words("stages.no-peak")
+    return words("stages.peak", peak=formats.number(figures["peak_tflops"]))
 
 
-def _footer(run: RunData, figures: Mapping[str, Any]) -> str:
+def _footer(run: RunData, words: Words) -> str:
     versions = run.environment.get("packages")
     version = versions.get("paceline") if isinstance(versions, Mapping) else None
-    written = f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC"
     decision = run.summary.get("old_logprob")
-    parts = [f"Written by paceline{f' {version}' if version else ''} on {written}."]
-    if isinstance(decision, Mapping):
-        parts.append(f"Old log-probs: {decision.get('source')} ({decision.get('reason')}).")
-    parts.append("The same figures as JSON: paceline report RUN --json.")
-    return " ".join(parts)
+    return words.sentences(
+        words(
+            "page.written",
+            version=f" {version}" if version else "",
+            time=f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC",
+        ),
+        words("page.old-logprob", source=decision.get("source"), reason=decision.get("reason"))
+        if isinstance(decision, Mapping)
+        else "",
+        words("page.json"),
+    )

@@ -50,24 +50,6 @@ REFERENCE = Colour("#8d97a5", "#7f8b9c")
 STEP_SHADES = (Colour("#8fabe3", "#41639f"), Colour("#b9cbf0", "#2f4a7c"))
 ON_STAGE = Colour("#fffffe", "#11151b")  # text on a stage's colour
 
-MEANINGS = {
-    "data": "taking prompts from the data set",
-    "rollout": "generating the completions",
-    "reward": "waiting for scores of the completions",
-    "old_logprob": "scoring the samples with the weights before the update",
-    "ref_logprob": "scoring the samples with the reference model",
-    "values": "estimating values with the critic",
-    "advantage": "turning rewards into advantages",
-    "update_critic": "updating the critic",
-    "update_actor": "training the model: forward, backward, optimiser",
-    "sync": "handing the new weights to the rollout engine",
-    "checkpoint": "saving, as far as training had to wait for it",
-    "eval": "measuring held-out accuracy",
-    "idle": "waiting for another stage or rank",
-    SETUP: "loading model and data",
-    UNACCOUNTED: "covered by no span of the ledger",
-}
-
 TRAINING_STAGES = ("update_actor", "update_critic")
 
 _ORDER = {name: index for index, name in enumerate((*STAGES, SETUP))}

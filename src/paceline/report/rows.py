@@ -3,10 +3,11 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from paceline.report import wording
+from paceline.report import formats
 from paceline.report.counters import Counter
-from paceline.report.palette import MEANINGS, STAGE_COLOURS
+from paceline.report.palette import STAGE_COLOURS
 from paceline.report.stage_totals import RankRow, StageRow
+from paceline.report.words import Words
 
 _MAX_RANKS = 64
 
@@ -54,21 +55,21 @@ class CounterView:
     is_fault: bool
 
 
-def stage_views(rows: Sequence[StageRow]) -> list[StageView]:
+def stage_views(rows: Sequence[StageRow], words: Words) -> list[StageView]:
     """One view per stage."""
     return [
         StageView(
-            name=row.stage,
-            meaning=MEANINGS.get(row.stage, ""),
+            name=words.stage(row.stage),
+            meaning=words.meaning(row.stage),
             colour=f"var(--stage-{row.stage})" if row.stage in STAGE_COLOURS else "var(--other)",
             width=row.share * 100,
-            seconds=wording.seconds(row.seconds),
-            share=wording.share(row.share),
-            tokens=wording.count(row.tokens) if row.tokens else "",
-            flops=wording.quantity(row.flops, "FLOP") if row.flops else "",
-            tokens_per_s=wording.quantity(row.tokens_per_s) if row.tokens_per_s else "",
-            tflops=wording.number(row.tflops) if row.tflops else "",
-            mfu=wording.share(row.mfu) if row.mfu is not None else "",
+            seconds=formats.seconds(row.seconds),
+            share=formats.share(row.share),
+            tokens=formats.count(row.tokens) if row.tokens else "",
+            flops=formats.quantity(row.flops, "FLOP") if row.flops else "",
+            tokens_per_s=formats.quantity(row.tokens_per_s) if row.tokens_per_s else "",
+            tflops=formats.number(row.tflops) if row.tflops else "",
+            mfu=formats.share(row.mfu) if row.mfu is not None else "",
         )
         for row in rows
     ]
@@ -80,33 +81,33 @@ def rank_views(rows: Sequence[RankRow]) -> list[RankView]:
         RankView(
             rank=row.rank,
             num_steps=row.num_steps,
-            step=wording.seconds(row.step_s),
-            busy=wording.share(row.busy_share),
+            step=formats.seconds(row.step_s),
+            busy=formats.share(row.busy_share),
             busy_percent=row.busy_share * 100,
-            update_actor=wording.seconds(row.update_actor_s),
-            idle=wording.seconds(row.idle_s),
-            unaccounted=wording.seconds(row.unaccounted_s),
-            tokens=wording.count(row.update_actor_tokens),
+            update_actor=formats.seconds(row.update_actor_s),
+            idle=formats.seconds(row.idle_s),
+            unaccounted=formats.seconds(row.unaccounted_s),
+            tokens=formats.count(row.update_actor_tokens),
         )
         for row in rows[:_MAX_RANKS]
     ]
 
 
-def ranks_caption(rows: Sequence[RankRow]) -> str:
+def ranks_caption(rows: Sequence[RankRow], words: Words) -> str:
     """What the table of ranks shows, and how even the work is."""
     if not rows:
         return ""
-    text = "Means per step. Busy: neither idle nor unaccounted."
-    for label, values in (
-        ("actor update time", [row.update_actor_s for row in rows]),
-        ("tokens trained on", [row.update_actor_tokens for row in rows]),
+    parts = [words("ranks.caption")]
+    for key, values in (
+        ("ranks.uneven-time", [row.update_actor_s for row in rows]),
+        ("ranks.uneven-tokens", [row.update_actor_tokens for row in rows]),
     ):
         mean = sum(values) / len(values)
         if mean:
-            text += f" Largest {label} over the mean: {wording.number(max(values) / mean)}."
+            parts.append(words(key, ratio=formats.number(max(values) / mean)))
     if len(rows) > _MAX_RANKS:
-        text += f" The first {_MAX_RANKS} of {len(rows):,} ranks."
-    return text
+        parts.append(words("ranks.first", shown=_MAX_RANKS, all=f"{len(rows):,}"))
+    return words.sentences(*parts)
 
 
 def counter_views(found: Sequence[Counter]) -> list[CounterView]:

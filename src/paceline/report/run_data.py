@@ -12,6 +12,7 @@ from typing import Any
 import yaml
 
 from paceline.config.yaml_scalars import RecipeLoader
+from paceline.report.words import Words
 from paceline.telemetry.metrics import MetricHistory, read_metric_history
 from paceline.telemetry.records import RankLedger, SectionRecord, read_ledger
 
@@ -25,8 +26,21 @@ class SampleFile:
 
 
 @dataclass(frozen=True, slots=True)
+class Note:
+    """Something missing or unreadable: the key of a text with its values, or (`text`) a sentence of the records."""
+
+    key: str = ""
+    values: Mapping[str, Any] = field(default_factory=dict)
+    text: str = ""
+
+    def say(self, words: Words) -> str:
+        """The note as a sentence; one of the records stays as it was written."""
+        return self.text or words(self.key, **self.values)
+
+
+@dataclass(frozen=True, slots=True)
 class RunData:
-    """A run's records. `notes` are sentences about what was missing or unreadable.
+    """A run's records. `notes` say what was missing or unreadable.
 
     `config`, `environment` and `summary` are plain mappings: a run written by another version still has a report.
     """
@@ -38,7 +52,7 @@ class RunData:
     ledgers: tuple[RankLedger, ...]
     history: MetricHistory
     samples: tuple[SampleFile, ...]
-    notes: tuple[str, ...] = field(default=())
+    notes: tuple[Note, ...] = field(default=())
 
     def setting(self, name: str) -> Any:
         """A setting by its dotted name; None when config.yaml lacks it."""
@@ -74,9 +88,9 @@ def load_run(run_dir: Path) -> RunData:
     """
     run_dir = Path(run_dir)
     _check_is_run(run_dir)
-    notes: list[str] = []
+    notes: list[Note] = []
     summary = _read_json(run_dir / "summary.json", notes)
-    notes += map(str, summary.get("notes", ()))  # what an importer could not know
+    notes += [Note(text=str(note)) for note in summary.get("notes", ())]  # what an importer could not know
     return RunData(
         run_dir=run_dir,
         config=_read_config(run_dir / "config.yaml", notes),
@@ -98,27 +112,27 @@ def _check_is_run(run_dir: Path) -> None:
         )
 
 
-def _read_config(path: Path, notes: list[str]) -> Mapping[str, Any]:
+def _read_config(path: Path, notes: list[Note]) -> Mapping[str, Any]:
     if not path.exists():
-        notes.append("config.yaml is missing, so names and settings are unknown.")
+        notes.append(Note("note.no-config"))
         return {}
     content = yaml.load(path.read_text(encoding="utf-8"), Loader=RecipeLoader)
     return content if isinstance(content, Mapping) else {}
 
 
-def _read_json(path: Path, notes: list[str]) -> Mapping[str, Any]:
+def _read_json(path: Path, notes: list[Note]) -> Mapping[str, Any]:
     if not path.exists():
-        notes.append(f"{path.name} is missing.")
+        notes.append(Note("note.missing", {"name": path.name}))
         return {}
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
-        notes.append(f"{path.name} is not readable ({error}).")
+        notes.append(Note("note.unreadable", {"name": path.name, "error": error}))
         return {}
     return content if isinstance(content, Mapping) else {}
 
 
-def _first_and_last_samples(folder: Path, notes: list[str]) -> tuple[SampleFile, ...]:
+def _first_and_last_samples(folder: Path, notes: list[Note]) -> tuple[SampleFile, ...]:
     by_step = {
         int(number): path
         for path in folder.glob("step*.jsonl")
@@ -129,7 +143,7 @@ def _first_and_last_samples(folder: Path, notes: list[str]) -> tuple[SampleFile,
     return tuple(file for file in files if file.rows)
 
 
-def _read_samples(step: int, path: Path, notes: list[str]) -> SampleFile:
+def _read_samples(step: int, path: Path, notes: list[Note]) -> SampleFile:
     rows, num_torn = [], 0
     for line in path.read_text(encoding="utf-8").splitlines():
         try:
@@ -137,5 +151,5 @@ def _read_samples(step: int, path: Path, notes: list[str]) -> SampleFile:
         except ValueError:
             num_torn += 1
     if num_torn:
-        notes.append(f"samples/{path.name}: {num_torn} lines are not readable.")
+        notes.append(Note("note.torn-samples", {"name": path.name, "count": num_torn}))
     return SampleFile(step, tuple(rows))

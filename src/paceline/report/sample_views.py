@@ -5,13 +5,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from paceline.report import wording
+from paceline.report import formats
 from paceline.report.run_data import SampleFile
+from paceline.report.words import Words
 
 _NUM_PROMPTS = 4
 _NUM_WITHOUT_SCORE = 2
 _MIN_SHARED = 120
 _MAX_TEXT = 4000
+
+_OUTCOMES = {"timeout": "samples.timeout", "error": "samples.error"}
+_ENDINGS = {"length": "samples.cut", "abort": "samples.aborted"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,12 +51,12 @@ def shared_beginning(files: Sequence[SampleFile]) -> str:
     return prefix if len(prefix) >= _MIN_SHARED else ""
 
 
-def sample_steps(files: Sequence[SampleFile], shared: str) -> list[SampleStep]:
+def sample_steps(files: Sequence[SampleFile], shared: str, words: Words) -> list[SampleStep]:
     """The first sample of the first few prompts of each file, and a few that got no score, if any did."""
-    return [_sample_step(file, shared) for file in files]
+    return [_sample_step(file, shared, words) for file in files]
 
 
-def _sample_step(file: SampleFile, shared: str) -> SampleStep:
+def _sample_step(file: SampleFile, shared: str, words: Words) -> SampleStep:
     first_of_prompt: dict[Any, Mapping[str, Any]] = {}
     for row in file.rows:
         first_of_prompt.setdefault(row.get("prompt_id"), row)
@@ -62,8 +66,8 @@ def _sample_step(file: SampleFile, shared: str) -> SampleStep:
     return SampleStep(
         step=file.step,
         num_samples=len(file.rows),
-        mean_reward=wording.number(math.fsum(rewards) / len(rewards)) if rewards else wording.UNKNOWN,
-        samples=tuple(_view(row, shared) for row in [*shown, *unscored[:_NUM_WITHOUT_SCORE]]),
+        mean_reward=formats.number(math.fsum(rewards) / len(rewards)) if rewards else formats.UNKNOWN,
+        samples=tuple(_view(row, shared, words) for row in [*shown, *unscored[:_NUM_WITHOUT_SCORE]]),
     )
 
 
@@ -73,21 +77,20 @@ def _reward(row: Mapping[str, Any]) -> float | None:
     return float(value) if is_number and value is not None else None
 
 
-def _view(row: Mapping[str, Any], shared: str) -> SampleView:
+def _view(row: Mapping[str, Any], shared: str, words: Words) -> SampleView:
     reward, outcome = _reward(row), row.get("outcome", "score")
     notes = []
     if outcome != "score":
-        notes.append(f"{outcome}: {row['message']}" if row.get("message") else str(outcome))
-    if row.get("finish_reason") not in (None, "stop"):
-        notes.append(
-            "cut at the token limit" if row["finish_reason"] == "length" else str(row["finish_reason"])
-        )
+        name = words(_OUTCOMES[outcome]) if outcome in _OUTCOMES else str(outcome)
+        notes.append(f"{name}: {row['message']}" if row.get("message") else name)
+    if (reason := row.get("finish_reason")) not in (None, "stop"):
+        notes.append(words(_ENDINGS[reason]) if reason in _ENDINGS else str(reason))
     answer = row.get("answer")
     return SampleView(
-        prompt=_shortened(str(row.get("prompt", "")).removeprefix(shared)),
-        completion=_shortened(str(row.get("completion", ""))),
+        prompt=_shortened(str(row.get("prompt", "")).removeprefix(shared), words),
+        completion=_shortened(str(row.get("completion", "")), words),
         answer=None if answer is None else str(answer),
-        reward="no score" if reward is None else wording.number(reward),
+        reward=words("samples.no-score") if reward is None else formats.number(reward),
         quality="none"
         if reward is None
         else "full"
@@ -99,9 +102,10 @@ def _view(row: Mapping[str, Any], shared: str) -> SampleView:
     )
 
 
-def _shortened(text: str) -> str:
+def _shortened(text: str, words: Words) -> str:
     """Long texts lose their middle, and say how much of it."""
     if len(text) <= _MAX_TEXT:
         return text
     half = _MAX_TEXT // 2
-    return f"{text[:half]}\n[... {len(text) - _MAX_TEXT:,} characters left out ...]\n{text[-half:]}"
+    left_out = words("samples.left-out", count=f"{len(text) - _MAX_TEXT:,}")
+    return f"{text[:half]}\n{left_out}\n{text[-half:]}"

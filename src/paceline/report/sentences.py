@@ -3,108 +3,112 @@
 from collections.abc import Mapping
 from typing import Any
 
-from paceline.report import wording
-from paceline.report.palette import MEANINGS, TRAINING_STAGES, UNACCOUNTED
+from paceline.report import formats
+from paceline.report.palette import TRAINING_STAGES, UNACCOUNTED
+from paceline.report.words import Words
 
 
-def summary_sentences(figures: Mapping[str, Any]) -> list[str]:
+def summary_sentences(figures: Mapping[str, Any], words: Words) -> list[str]:
     """One to four sentences: what came out, what a step costs, where it goes, how far to trust it."""
-    sentences = (_outcome(figures), _learning(figures), _cost(figures), _trust(figures))
+    sentences = (
+        _outcome(figures, words),
+        _learning(figures, words),
+        _cost(figures, words),
+        _trust(figures, words),
+    )
     return [sentence for sentence in sentences if sentence]
 
 
-def _outcome(figures: Mapping[str, Any]) -> str:
-    num_steps = figures["num_steps"]
-    done = f"{num_steps:,} step{'' if num_steps == 1 else 's'}"
+def _outcome(figures: Mapping[str, Any], words: Words) -> str:
+    done = words.number_of("step", figures["num_steps"])
     match figures["status"]:
         case "failed":
-            reason = f": {figures['message']}" if figures["message"] else ""
-            return f"The run failed after {done}{reason}."
+            message = figures["message"]
+            reason = words("summary.reason", message=message) if message else ""
+            return words("summary.failed", done=done, reason=reason)
         case "stopped":
-            return f"The run was asked to stop and ended after {done}."
+            return words("summary.stopped", done=done)
         case "completed":
             return ""
         case "imported":
-            return (
-                f"Read from another framework's records, which hold {done}; how the run ended is not known."
-            )
+            return words("summary.imported", done=done)
         case _:
-            return f"The run is still going or was interrupted; this is the state after {done}."
+            return words("summary.going", done=done)
 
 
-def _learning(figures: Mapping[str, Any]) -> str:
-    return _loss(figures) if figures["algorithm"] == "sft" else _accuracy(figures)
+def _learning(figures: Mapping[str, Any], words: Words) -> str:
+    return _loss(figures, words) if figures["algorithm"] == "sft" else _accuracy(figures, words)
 
 
-def _loss(figures: Mapping[str, Any]) -> str:
+def _loss(figures: Mapping[str, Any], words: Words) -> str:
     before, after = figures["eval_loss_before"], figures["eval_loss_after"]
     if before is None or after is None:
-        return "Held-out loss was not measured both before and after training."
-    verb = "fell" if after < before else "rose" if after > before else "stayed"
+        return words("summary.loss-unknown")
     rows = figures["num_eval_rows"]
-    text = f"Held-out loss {verb} from {wording.number(before)} to {wording.number(after)} nats per learned token"
-    text += f" (perplexity {wording.number(figures['perplexity_before'])} to "
-    text += f"{wording.number(figures['perplexity_after'])})"
-    return f"{text}, measured on {rows:,} rows that were not trained on." if rows else f"{text}."
+    return words(
+        f"summary.loss-{_direction(before, after)}",
+        before=formats.number(before),
+        after=formats.number(after),
+        pbefore=formats.number(figures["perplexity_before"]),
+        pafter=formats.number(figures["perplexity_after"]),
+        where=words("summary.loss-rows", rows=words.number_of("row", rows)) if rows else "",
+    )
 
 
-def _accuracy(figures: Mapping[str, Any]) -> str:
+def _direction(before: float, after: float) -> str:
+    return "rose" if after > before else "fell" if after < before else "stayed"
+
+
+def _accuracy(figures: Mapping[str, Any], words: Words) -> str:
     before, after = figures["accuracy_before"], figures["accuracy_after"]
     if before is None and after is None:
-        return "Held-out accuracy was not measured."
-    if before is None or after is None:
-        known, when = (before, "before") if after is None else (after, "after")
-        return (
-            f"Held-out accuracy {when} training is {wording.share(known)}; the other measurement is missing."
-        )
-    verb = "rose" if after > before else "fell" if after < before else "stayed the same"
-    text = f"Held-out accuracy {verb} from {wording.share(before)} to {wording.share(after)}"
-    if after == before:
-        text = f"Held-out accuracy {verb} at {wording.share(after)}"
+        return words("summary.accuracy-unknown")
+    if after is None:
+        return words("summary.accuracy-before", share=formats.share(before))
+    if before is None:
+        return words("summary.accuracy-after", share=formats.share(after))
     prompts = figures["num_eval_prompts"]
-    text += f", measured on {prompts:,} prompts" if prompts else ""
-    return f"{text}; {_certainty(figures)}."
+    return words(
+        f"summary.accuracy-{_direction(before, after)}",
+        before=formats.share(before),
+        after=formats.share(after),
+        where=words("summary.on-prompts", prompts=words.number_of("prompt", prompts)) if prompts else "",
+        certainty=_certainty(figures, words),
+    )
 
 
-def _certainty(figures: Mapping[str, Any]) -> str:
+def _certainty(figures: Mapping[str, Any], words: Words) -> str:
     interval, constant = figures["accuracy_change_interval"], figures["accuracy_constant"]
     if interval is None:
-        return "how sure that is, is not known"
+        return words("summary.certainty-unknown")
     low, high = interval
-    if low > 0 or high < 0:
-        text = "the change is larger than chance explains (95 %)"
-    else:
-        text = "a change of this size can be chance (95 %)"
+    text = words("summary.beyond-chance" if low > 0 or high < 0 else "summary.within-chance")
     if constant is not None:
-        text += f", and always giving the best constant answer would score {wording.share(constant)}"
+        text += words("summary.constant", share=formats.share(constant))
     return text
 
 
-def _cost(figures: Mapping[str, Any]) -> str:
+def _cost(figures: Mapping[str, Any], words: Words) -> str:
     step_time, stages = figures["step_time_s"], figures["stages"]
     if not step_time or not stages:
-        return "No step was finished, so there is no step time."
+        return words("summary.no-step")
     slices = {**stages, UNACCOUNTED: figures["unaccounted_s"] or 0.0}
     biggest = max(slices, key=lambda name: slices[name])
-    meaning = MEANINGS.get(biggest, biggest)
-    text = (
-        f"A step takes {wording.seconds(step_time)} on average; the largest part is {biggest} ({meaning}) "
-        f"with {wording.share(slices[biggest] / step_time, 0)}"
+    return words(
+        "summary.cost-training" if biggest in TRAINING_STAGES else "summary.cost-other",
+        time=formats.seconds(step_time),
+        stage=words.stage(biggest),
+        meaning=words.meaning(biggest) or biggest,
+        share=formats.share(slices[biggest] / step_time, 0),
+        trained=formats.share(1.0 - figures["non_training_share"], 0),
+        rest=formats.share(figures["non_training_share"], 0),
     )
-    trained = 1.0 - figures["non_training_share"]
-    if biggest in TRAINING_STAGES:
-        return f"{text}, and {wording.share(figures['non_training_share'], 0)} of the time is not training."
-    return f"{text}, while training itself is {wording.share(trained, 0)}: the other {_rest(trained)} is not training."
 
 
-def _rest(trained: float) -> str:
-    return wording.share(1.0 - trained, 0)
-
-
-def _trust(figures: Mapping[str, Any]) -> str:
-    accounted = figures["accounted_fraction"]
+def _trust(figures: Mapping[str, Any], words: Words) -> str:
+    accounted, run = figures["accounted_fraction"], figures["accounted_fraction_run"]
     if accounted is None:
         return ""
-    run = figures["accounted_fraction_run"]
-    text = f"The ledger accounts for {wording.share(accounted, 2)} of the steps' wall time"
-    return f"{text} and {wording.share(run, 2)} of the whole run." if run is not None else f"{text}."
+    if run is None:
+        return words("summary.trust", steps=formats.share(accounted, 2))
+    return words("summary.trust-run", steps=formats.share(accounted, 2), run=formats.share(run, 2))

@@ -8,7 +8,10 @@ import plotly.graph_objects as go
 
 from paceline.report.palette import ACCENT, GRID, INK, MUTED, SECOND, SURFACE
 
-FONT = 'system-ui, -apple-system, "Segoe UI", Roboto, "Helvetica Neue", Arial, "DejaVu Sans", sans-serif'
+FONT = (
+    'system-ui, -apple-system, "Segoe UI", Roboto, "Helvetica Neue", Arial, "DejaVu Sans", "PingFang SC", '
+    '"Microsoft YaHei", "Noto Sans CJK SC", sans-serif'
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +78,7 @@ TEMPLATE = go.layout.Template(
 _FEW_STEPS = 10
 
 
-def number_steps(figure: go.Figure, first: float, last: float, title: str = "step") -> None:
+def number_steps(figure: go.Figure, first: float, last: float, title: str) -> None:
     """Labels the horizontal axis with steps; of a few, with every one, since there is no step 1.5."""
     figure.update_xaxes(title_text=title, title_standoff=2)
     if last - first < _FEW_STEPS:

@@ -4,7 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from paceline.report import wording
+from paceline.report import formats
+from paceline.report.words import Words
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,73 +18,90 @@ class Tile:
     wide: bool = False
 
 
-def tiles(figures: Mapping[str, Any]) -> list[Tile]:
+def tiles(figures: Mapping[str, Any], words: Words) -> list[Tile]:
     """Accuracy (or held-out loss), step time, throughput, share of the update, accounted share, MFU."""
+    is_supervised = figures["algorithm"] == "sft"
     return [
-        _held_out_loss(figures) if figures["algorithm"] == "sft" else _accuracy(figures),
-        Tile("Step time", wording.seconds(figures["step_time_s"]), _median(figures)),
-        Tile("Tokens per second", wording.quantity(figures["tokens_per_s"]), _generated(figures)),
-        Tile("Actor update", wording.share(figures["update_actor_share"]), "of step time"),
-        Tile("Accounted for", wording.share(figures["accounted_fraction"], 2), _accounted(figures)),
-        _mfu(figures),
+        _held_out_loss(figures, words) if is_supervised else _accuracy(figures, words),
+        Tile(words("tile.step-time"), formats.seconds(figures["step_time_s"]), _median(figures, words)),
+        Tile(
+            words("tile.tokens-per-s"), formats.quantity(figures["tokens_per_s"]), _generated(figures, words)
+        ),
+        Tile(
+            words("tile.update-actor"),
+            formats.share(figures["update_actor_share"]),
+            words("tile.of-step-time"),
+        ),
+        Tile(
+            words("tile.accounted"),
+            formats.share(figures["accounted_fraction"], 2),
+            _accounted(figures, words),
+        ),
+        _mfu(figures, words),
     ]
 
 
-def _accuracy(figures: Mapping[str, Any]) -> Tile:
+def _accuracy(figures: Mapping[str, Any], words: Words) -> Tile:
     before, after = figures["accuracy_before"], figures["accuracy_after"]
     if before is None and after is None:
-        return Tile("Held-out accuracy", wording.UNKNOWN, "not measured", wide=True)
-    value = f"{wording.share(before)} → {wording.share(after)}"
+        return Tile(words("tile.accuracy"), formats.UNKNOWN, words("tile.not-measured"), wide=True)
+    value = f"{formats.share(before)} → {formats.share(after)}"
     parts = []
-    intervals = figures["accuracy_before_interval"], figures["accuracy_after_interval"]
-    if all(intervals):
-        parts.append(f"95 % intervals {wording.points(*intervals[0])} → {wording.points(*intervals[1])}")
+    first, last = figures["accuracy_before_interval"], figures["accuracy_after_interval"]
+    if first and last:
+        parts.append(
+            words("tile.intervals", before=formats.points(*first), after=formats.points(*last))
+        )
     if figures["num_eval_prompts"]:
-        parts.append(f"{figures['num_eval_prompts']:,} prompts")
+        parts.append(words.number_of("prompt", figures["num_eval_prompts"]))
     if figures["accuracy_constant"] is not None:
-        parts.append(f"best constant answer {wording.share(figures['accuracy_constant'])}")
-    return Tile("Held-out accuracy, before → after", value, " · ".join(parts), wide=True)
+        parts.append(words("tile.constant", share=formats.share(figures["accuracy_constant"])))
+    return Tile(words("tile.accuracy-change"), value, " · ".join(parts), wide=True)
 
 
-def _held_out_loss(figures: Mapping[str, Any]) -> Tile:
+def _held_out_loss(figures: Mapping[str, Any], words: Words) -> Tile:
     before, after = figures["eval_loss_before"], figures["eval_loss_after"]
     if before is None and after is None:
-        return Tile("Held-out loss", wording.UNKNOWN, "not measured", wide=True)
-    value = f"{wording.number(before)} → {wording.number(after)}"
-    perplexities = wording.number(figures["perplexity_before"]), wording.number(figures["perplexity_after"])
-    note = f"nats per learned token · perplexity {perplexities[0]} → {perplexities[1]}"
+        return Tile(words("tile.loss"), formats.UNKNOWN, words("tile.not-measured"), wide=True)
+    value = f"{formats.number(before)} → {formats.number(after)}"
+    note = words(
+        "tile.loss-note",
+        before=formats.number(figures["perplexity_before"]),
+        after=formats.number(figures["perplexity_after"]),
+    )
     if figures["num_eval_rows"]:
-        note += f" · {figures['num_eval_rows']:,} rows"
-    return Tile("Held-out loss, before → after", value, note, wide=True)
+        note += f" · {words.number_of('row', figures['num_eval_rows'])}"
+    return Tile(words("tile.loss-change"), value, note, wide=True)
 
 
-def _median(figures: Mapping[str, Any]) -> str:
+def _median(figures: Mapping[str, Any], words: Words) -> str:
     if figures["step_time_s"] is None:
-        return "no step finished"
-    return f"mean; median {wording.seconds(figures['step_time_median_s'])}"
+        return words("tile.no-step")
+    return words("tile.median", median=formats.seconds(figures["step_time_median_s"]))
 
 
-def _generated(figures: Mapping[str, Any]) -> str:
+def _generated(figures: Mapping[str, Any], words: Words) -> str:
     rate = figures["generated_tokens_per_s"]
-    return f"{wording.quantity(rate)} while generating" if rate is not None else "prompt and response"
+    if rate is None:
+        return words("tile.both-parts")
+    return words("tile.generated", rate=formats.quantity(rate))
 
 
-def _accounted(figures: Mapping[str, Any]) -> str:
+def _accounted(figures: Mapping[str, Any], words: Words) -> str:
     unaccounted = figures["unaccounted_s"]
     if unaccounted is None:
-        return "no step finished"
-    return f"{wording.seconds(unaccounted)} a step in no span"
+        return words("tile.no-step")
+    return words("tile.in-no-span", time=formats.seconds(unaccounted))
 
 
-def _mfu(figures: Mapping[str, Any]) -> Tile:
-    achieved = figures["tflops_update_actor"]
-    rate = f"{wording.number(achieved)} TFLOP/s in the actor update" if achieved else "no FLOPs recorded"
+def _mfu(figures: Mapping[str, Any], words: Words) -> Tile:
+    label, achieved = words("tile.mfu"), figures["tflops_update_actor"]
+    rate = words("tile.tflops", rate=formats.number(achieved)) if achieved else words("tile.no-flops")
     if figures["peak_tflops"] is None and figures["mfu"] is not None:
-        return Tile("MFU", wording.share(figures["mfu"]), "actor update, as the other framework logged it")
+        return Tile(label, formats.share(figures["mfu"]), words("tile.mfu-foreign"))
     if figures["peak_tflops"] is None:
-        return Tile("MFU", "unknown", f"hardware without a known peak; {rate}")
+        return Tile(label, words("tile.unknown"), words("tile.mfu-no-peak", rate=rate))
     if figures["mfu"] is None:
-        return Tile("MFU", wording.UNKNOWN, rate)
-    return Tile(
-        "MFU", wording.share(figures["mfu"]), f"actor update; whole step {wording.share(figures['mfu_step'])}"
-    )
+        return Tile(label, formats.UNKNOWN, rate)
+    note = words("tile.mfu-note", share=formats.share(figures["mfu_step"]))
+    return Tile(label, formats.share(figures["mfu"]), note)

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from paceline.report import wording
+from paceline.report import formats
 
 
 def plain(text):
@@ -26,7 +26,7 @@ def plain(text):
     ],
 )
 def test_a_share_is_all_or_nothing_only_when_it_is(value, text):
-    assert plain(wording.share(value)) == text
+    assert plain(formats.share(value)) == text
 
 
 @pytest.mark.parametrize(
@@ -42,11 +42,11 @@ def test_a_share_is_all_or_nothing_only_when_it_is(value, text):
     ],
 )
 def test_durations_carry_the_unit_people_would_use(value, text):
-    assert plain(wording.seconds(value)) == text
+    assert plain(formats.seconds(value)) == text
 
 
 def test_counts_and_bytes_get_prefixes():
-    assert plain(wording.quantity(1234)) == "1,234"
-    assert plain(wording.quantity(4.1e12, "FLOP")) == "4.10 TFLOP"
-    assert plain(wording.memory(1.5 * 2**30)) == "1.50 GiB"
-    assert plain(wording.number(1e-8)) == "1.00e-08"
+    assert plain(formats.quantity(1234)) == "1,234"
+    assert plain(formats.quantity(4.1e12, "FLOP")) == "4.10 TFLOP"
+    assert plain(formats.memory(1.5 * 2**30)) == "1.50 GiB"
+    assert plain(formats.number(1e-8)) == "1.00e-08"

@@ -1,0 +1,83 @@
+"""Counters, notes, samples, configuration."""
+
+TEXTS: dict[str, tuple[str, str]] = {
+    "counters.caption": (
+        "Everything that was skipped, dropped, cut or lost. Counts that are zero are not listed.",
+        "所有被跳过、丢弃、截断或丢失的内容。为零的计数不列出。",
+    ),
+    "counters.none": (
+        "Nothing was skipped, dropped, cut or lost: every counter is zero.",
+        "没有任何内容被跳过、丢弃、截断或丢失：所有计数为零。",
+    ),
+    "counters.unknown": ("No counters were recorded.", "没有记录任何计数。"),
+    "counters.count": ("Count", "计数"),
+    "counters.total": ("Total", "总数"),
+    "counters.where": ("Where", "位置"),
+    "counters.meaning": ("Meaning", "含义"),
+    "counters.steps-of": ("{hits} of {all} steps", "{all} 步中的 {hits} 步"),
+    "counters.steps-of-listed": ("{hits} of {all} steps ({steps})", "{all} 步中的 {hits} 步（{steps}）"),
+    "counters.at-step": ("step {steps}", "第 {steps} 步"),
+    "counters.at-steps": ("steps {steps}", "第 {steps} 步"),
+    "counters.not-finite": ("not finite: {name}", "非有限值：{name}"),
+    "counters.not-finite-meaning": (
+        "Values that were nan or infinite; charts have a gap there.",
+        "值为 nan 或无穷；图表在该处留空。",
+    ),
+    "counters.in-steps": ("steps", "各步"),
+    "counters.in-records": ("ledger and metrics", "账本与指标"),
+    "counters.in-run": ("run", "运行"),
+    "counters.in-timelines": ("timelines", "时间线"),
+    "counters.impossible-mfu": (
+        "MFU above 1: a peak, a time or a FLOP count is wrong.",
+        "MFU 大于 1：峰值、时间或 FLOP 计数有误。",
+    ),
+    "counters.torn-lines": (
+        "Lines a killed process left half-written.",
+        "被杀死的进程只写了一半的行。",
+    ),
+    "counters.restarts": ("Times the run was resumed by a new process.", "运行由新进程恢复的次数。"),
+    "counters.done-again": (
+        "Steps recorded before an interruption and done again after it; the last counts.",
+        "中断前已记录、之后重做的步；以最后一次为准。",
+    ),
+    "counters.spans-not-kept": (
+        "Spans counted in the sums but not kept one by one, because a section had too many.",
+        "因一段内区间过多而只计入总和、未逐个保留的区间。",
+    ),
+    "note.no-config": (
+        "config.yaml is missing, so names and settings are unknown.",
+        "缺少 config.yaml，因此名称与设置未知。",
+    ),
+    "note.missing": ("{name} is missing.", "缺少 {name}。"),
+    "note.unreadable": ("{name} is not readable ({error}).", "{name} 无法读取（{error}）。"),
+    "note.torn-samples": (
+        "samples/{name}: {count} lines are not readable.",
+        "samples/{name}：有 {count} 行无法读取。",
+    ),
+    "samples.caption": (
+        "The first sample of the first prompts of a step: not picked by hand. All are in samples/.",
+        "每步前几个提示的第一个样本：未经人工挑选。全部样本在 samples/ 中。",
+    ),
+    "samples.shared": (
+        "All prompts begin with the same {count} characters; they are left out below",
+        "所有提示以相同的 {count} 个字符开头；下面将其省略",
+    ),
+    "samples.step": ("Step {step}", "第 {step} 步"),
+    "samples.mean": ("mean reward {reward} over {count} samples", "{count} 个样本的平均奖励 {reward}"),
+    "samples.prompt": ("prompt", "提示"),
+    "samples.completion": ("completion", "回答"),
+    "samples.answer": ("reference", "参考答案"),
+    "samples.no-score": ("no score", "无评分"),
+    "samples.cut": ("cut at the token limit", "在 token 上限处截断"),
+    "samples.aborted": ("interrupted", "被中断"),
+    "samples.timeout": ("timeout", "超时"),
+    "samples.error": ("error", "出错"),
+    "samples.left-out": ("[... {count} characters left out ...]", "[... 省略 {count} 个字符 ...]"),
+    "details.configuration": ("Configuration", "配置"),
+    "details.settings": ("{count} settings", "{count} 项设置"),
+    "details.environment": ("Environment", "环境"),
+    "details.environment-hint": ("versions and hardware", "版本与硬件"),
+    "details.machine": ("machine", "机器"),
+    "details.yes": ("yes", "是"),
+    "details.no": ("no", "否"),
+}
