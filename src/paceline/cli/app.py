@@ -23,6 +23,7 @@ from paceline.cli.endings import (
     refusal,
     speaks_for_the_run,
 )
+from paceline.cli.report import write_reports
 from paceline.config import (
     ConfigError,
     describe,
@@ -46,6 +47,7 @@ app.add_typer(lint_app, name="lint")
 app.add_typer(translate_app, name="translate")
 app.add_typer(import_app, name="import")
 app.add_typer(bench_app, name="bench")
+app.command("report")(write_reports)
 app.command("diagnose")(diagnose_run)
 
 Recipe = Annotated[str, typer.Argument(help="YAML recipe; settings are also given as section.key=value.")]
@@ -102,18 +104,6 @@ def sft(
 
 
 @app.command()
-def report(run: Annotated[Path, typer.Argument(help="Folder of a run.")], as_json: AsJson = False) -> None:
-    """Write a run's report as one HTML file, or print its figures."""
-    check_run_folder(run)
-    from paceline.report import report_figures, write_report
-
-    if as_json:
-        print(json.dumps(report_figures(run), indent=2))
-    else:
-        print(write_report(run))
-
-
-@app.command()
 def doctor(
     recipe: Annotated[str | None, typer.Argument(help="Recipe to check as well.", show_default=False)] = None,
     overrides: Overrides = None,
@@ -149,20 +139,6 @@ def split_recipe(recipe: str, overrides: Sequence[str]) -> tuple[str | None, lis
     if "=" in recipe and not Path(recipe).exists():
         return None, [recipe, *overrides]
     return recipe, list(overrides)
-
-
-def check_run_folder(run: Path) -> None:
-    """Raises `ConfigError` unless `run` is the folder of a run."""
-    if (run / "config.yaml").is_file():
-        return
-    rule = (
-        "must be the folder of a run, which holds a config.yaml"
-        if run.is_dir()
-        else "there is no such folder"
-    )
-    parent = run if run.is_dir() else run.parent
-    runs = sorted(path.parent for path in parent.glob("*/config.yaml")) if parent.is_dir() else []
-    raise ConfigError("run", str(run), rule, ", ".join(str(path) for path in runs[-3:]) or None)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

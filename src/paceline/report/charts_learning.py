@@ -81,7 +81,9 @@ def reward_chart(run: RunData, words: Words) -> Chart | None:
     window = max(3, len(series) // 10)
     if len(series) >= _SMOOTHED_FROM:
         figure.add_trace(line_of(words("reward.each"), series, FAINT.light, 1.4))
-        figure.add_trace(line_of(words("reward.smoothed", count=window), running_mean(series, window), ACCENT.light, 2.4))
+        figure.add_trace(
+            line_of(words("reward.smoothed", count=window), running_mean(series, window), ACCENT.light, 2.4)
+        )
     else:
         figure.add_trace(line_of(words("reward.line"), series, ACCENT.light, 2.2))
     number_steps(figure, series[0][0], series[-1][0], words("axis.step"))
@@ -107,7 +109,9 @@ def accuracy_chart(run: RunData, figures: Mapping[str, Any], words: Words) -> Ch
     figure.add_trace(_held_out(words("accuracy.held-out"), held_out, figures["num_eval_prompts"]))
     number_steps(figure, min(steps), max(steps), words("axis.step"))
     figure.update_yaxes(tickformat=".0%", rangemode="tozero")
-    return Chart("accuracy", words("accuracy.title"), words("accuracy.caption"), figure, height=270, zooms=True)
+    return Chart(
+        "accuracy", words("accuracy.title"), words("accuracy.caption"), figure, height=270, zooms=True
+    )
 
 
 def _held_out(label: str, points: Sequence[tuple[int, float]], num_prompts: int | None) -> go.Scatter:

@@ -36,9 +36,7 @@ def memory_by_stage(totals: Mapping[str, StageTotal], words: Words) -> Chart | N
     figure.update_xaxes(title_text=words("axis.gib"), showgrid=True)
     figure.update_yaxes(showgrid=False)
     has_device = any(total.peak_allocated for total in sampled.values())
-    caption = words.sentences(
-        words("memory.by-stage-caption"), "" if has_device else words("memory.cpu")
-    )
+    caption = words.sentences(words("memory.by-stage-caption"), "" if has_device else words("memory.cpu"))
     height = 90 + len(names) * (14 + 12 * num_kinds)
     return Chart("memory-stages", words("memory.by-stage"), caption, figure, height)
 

@@ -133,7 +133,12 @@ def run_timeline(ledger: RankLedger, words: Words) -> Chart | None:
         shape.x0, shape.x1 = shape.x0 / scale, shape.x1 / scale
     for note in figure.layout.annotations:
         note.x = note.x / scale
-    figure.update_yaxes(categoryorder="array", categoryarray=[_lane_name(lane, words) for lane in reversed(shown)], showgrid=False, fixedrange=True)
+    figure.update_yaxes(
+        categoryorder="array",
+        categoryarray=[_lane_name(lane, words) for lane in reversed(shown)],
+        showgrid=False,
+        fixedrange=True,
+    )
     figure.update_xaxes(title_text=words(f"run.axis-{unit}"), range=[0, total_s / scale], showgrid=True)
     resumed = ""
     if len(processes) > 1:

@@ -1,147 +1,120 @@
-"""Everything the page shows, as text and charts, in the order of the template."""
+"""A run's page: its header, and its sections in order."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
 from paceline.report import formats
-from paceline.report.charts_learning import Constant, accuracy_chart, reward_chart, small_charts
+from paceline.report.blocks import Block, Details, Fact, Lines, Page, Samples, Section, charts, section
+from paceline.report.charts_learning import accuracy_chart, reward_chart, small_charts
 from paceline.report.charts_loss import loss_chart, perplexity_chart
 from paceline.report.charts_memory import memory_by_stage, memory_over_steps
 from paceline.report.charts_time import breakdown_chart
 from paceline.report.charts_timeline import run_timeline, step_timeline
 from paceline.report.counters import counters
-from paceline.report.details import DetailGroup, configuration, environment
+from paceline.report.details import configuration, environment
 from paceline.report.figures import figures_of, is_supervised
-from paceline.report.rows import (
-    CounterView,
-    RankView,
-    StageView,
-    counter_views,
-    rank_views,
-    ranks_caption,
-    stage_views,
-)
+from paceline.report.rows import counter_table, rank_table, stage_table, strip
 from paceline.report.run_data import RunData
-from paceline.report.sample_views import SampleStep, sample_steps, shared_beginning
+from paceline.report.sample_views import sample_steps, shared_beginning
 from paceline.report.sentences import summary_sentences
 from paceline.report.stage_totals import rank_rows, stage_rows, stage_totals
-from paceline.report.theme import Chart
-from paceline.report.tiles import Tile, tiles
+from paceline.report.tiles import tiles
 from paceline.report.words import Words
 
 _STATUSES = ("completed", "failed", "stopped", "imported", "running", "unknown")
 _STATUS_CLASSES = {"completed": "good", "failed": "bad"}
 
 
-@dataclass(frozen=True, slots=True)
-class Fact:
-    """A label with a short value, in the header."""
-
-    label: str
-    value: str
-
-
-@dataclass(frozen=True, slots=True)
-class Page:
-    """The report's content. All texts are plain: the template escapes them."""
-
-    title: str
-    status: str
-    status_class: str
-    facts: list[Fact]
-    sentences: list[str]
-    tiles: list[Tile]
-    stages: list[StageView]
-    step_cells: list[str]
-    mfu_note: str
-    main_rank: int
-    time_charts: list[Chart]
-    ranks: list[RankView]
-    ranks_caption: str
-    main_learning_charts: list[Chart]
-    small_charts: list[Chart]
-    constants: list[Constant]
-    memory_charts: list[Chart]
-    counters: list[CounterView]
-    has_metrics: bool
-    notes: list[str]
-    shared_prompt: str
-    sample_steps: list[SampleStep]
-    detail_groups: list[DetailGroup]
-    footer: str
-
-    @property
-    def charts(self) -> list[Chart]:
-        """All charts, in the order of the page."""
-        return [*self.time_charts, *self.main_learning_charts, *self.small_charts, *self.memory_charts]
-
-
 def build_page(run: RunData, words: Words) -> Page:
     """Turns records into the page's content."""
     figures = figures_of(run)
-    small, constants = small_charts(run, words)
-    ranks = rank_rows(run.ledgers) if len(run.ledgers) > 1 else []
-    shared = shared_beginning(run.samples)
     status = figures["status"]
     return Page(
+        kind=words("page.kind"),
         title=figures["run"],
         status=words(f"status.{status}") if status in _STATUSES else status,
         status_class=_STATUS_CLASSES.get(status, "other"),
-        facts=_facts(run, figures, words),
+        facts=facts_of(run, figures, words),
         sentences=summary_sentences(figures, words),
         tiles=tiles(figures, words),
-        stages=stage_views(stage_rows(run), words),
-        step_cells=_step_cells(run, figures),
-        mfu_note=_mfu_note(figures, words),
-        main_rank=run.main_ledger.rank if run.main_ledger else 0,
-        time_charts=_time_charts(run, words),
-        ranks=rank_views(ranks),
-        ranks_caption=ranks_caption(ranks, words),
-        main_learning_charts=_main_learning_charts(run, figures, words),
-        small_charts=small,
-        constants=constants,
-        memory_charts=_memory_charts(run, words),
-        counters=counter_views(counters(run, words)),
-        has_metrics=bool(run.history.records) and status != "imported",  # others do not count what we count
-        notes=[note.say(words) for note in run.notes],
-        shared_prompt=shared,
-        sample_steps=sample_steps(run.samples, shared, words),
-        detail_groups=[*configuration(run.config, words), *environment(run.environment, words)],
+        sections=[
+            *section("time", words("section.time"), _time(run, figures, words)),
+            *section("ranks", words("section.ranks"), _ranks(run, words)),
+            *section("learning", words("section.learning"), _learning(run, figures, words)),
+            *section("memory", words("section.memory"), _memory(run, words)),
+            *section("counters", words("section.counters"), _counters(run, figures, words)),
+            *_samples(run, words),
+            *section("details", words("section.details"), _details(run, words)),
+        ],
         footer=_footer(run, words),
     )
 
 
-def _present(*charts: Chart | None) -> list[Chart]:
-    return [chart for chart in charts if chart is not None]
+def _time(run: RunData, figures: Mapping[str, Any], words: Words) -> list[Block]:
+    rows, ledger = stage_rows(run), run.main_ledger
+    if ledger is None or not rows:
+        return [Lines([words("time.no-step")])]
+    return [
+        strip(rows, words),
+        *charts([breakdown_chart(run.steps, words)]),
+        stage_table(rows, figures, ledger.rank, words),
+        *charts([step_timeline(ledger, words), run_timeline(ledger, words)]),
+    ]
 
 
-def _main_learning_charts(run: RunData, figures: Mapping[str, Any], words: Words) -> list[Chart]:
+def _ranks(run: RunData, words: Words) -> list[Block]:
+    rows = rank_rows(run.ledgers) if len(run.ledgers) > 1 else []
+    return [rank_table(rows, words)] if rows else []
+
+
+def _learning(run: RunData, figures: Mapping[str, Any], words: Words) -> list[Block]:
+    small, constants = small_charts(run, words)
     if is_supervised(run):
-        return _present(loss_chart(run, words), perplexity_chart(run, words))
-    return _present(reward_chart(run, words), accuracy_chart(run, figures, words))
+        main = charts([loss_chart(run, words), perplexity_chart(run, words)], "pair")
+    else:
+        main = charts([reward_chart(run, words), accuracy_chart(run, figures, words)], "pair")
+    blocks = [*main, *charts(small, "grid")] or [Lines([words("learning.no-metrics")])]
+    if constants:
+        listed = " · ".join(f"{constant.name} {constant.value}" for constant in constants)
+        blocks.append(Lines([f"{words('learning.constant')} {listed}"]))
+    return blocks
 
 
-def _time_charts(run: RunData, words: Words) -> list[Chart]:
-    ledger = run.main_ledger
-    if ledger is None:
-        return []
-    return _present(
-        breakdown_chart(run.steps, words), step_timeline(ledger, words), run_timeline(ledger, words)
-    )
-
-
-def _memory_charts(run: RunData, words: Words) -> list[Chart]:
+def _memory(run: RunData, words: Words) -> list[Block]:
     ledger = run.main_ledger
     if ledger is None:
         return []
     sections = [section for process in ledger.processes for section in process.sections]
     by_stage = memory_by_stage(stage_totals(sections), words)
-    return _present(by_stage, memory_over_steps(run.steps, by_stage.height, words) if by_stage else None)
+    over_steps = memory_over_steps(run.steps, by_stage.height, words) if by_stage else None
+    return charts([by_stage, over_steps], "pair")
 
 
-def _facts(run: RunData, figures: Mapping[str, Any], words: Words) -> list[Fact]:
+def _counters(run: RunData, figures: Mapping[str, Any], words: Words) -> list[Block]:
+    # an imported run does not count what we count
+    has_metrics = bool(run.history.records) and figures["status"] != "imported"
+    notes = [note.say(words) for note in run.notes]
+    return [counter_table(counters(run, words), has_metrics, notes, words)]
+
+
+def _samples(run: RunData, words: Words) -> list[Section]:
+    shared = shared_beginning(run.samples)
+    steps = sample_steps(run.samples, shared, words)
+    if not steps:
+        return []
+    hint = words("samples.shared", count=f"{len(shared):,}")
+    blocks = [Samples(shared, hint, steps)]
+    return section("samples", words("section.samples"), blocks, words("samples.caption"))
+
+
+def _details(run: RunData, words: Words) -> list[Block]:
+    groups = [*configuration(run.config, words), *environment(run.environment, words)]
+    return [Details(groups)] if groups else []
+
+
+def facts_of(run: RunData, figures: Mapping[str, Any], words: Words) -> list[Fact]:
+    """What ran on what, for the header."""
     algorithm = figures["algorithm"]
     planned = run.summary.get("num_steps_planned") if is_supervised(run) else run.setting("run.num_steps")
     done = f"{figures['num_steps']:,}"
@@ -163,27 +136,6 @@ def _facts(run: RunData, figures: Mapping[str, Any], words: Words) -> list[Fact]
 def _started(run: RunData) -> str | None:
     times = [process.unix_s for ledger in run.ledgers for process in ledger.processes]
     return f"{datetime.fromtimestamp(min(times), UTC):%Y-%m-%d %H:%M} UTC" if times else None
-
-
-def _step_cells(run: RunData, figures: Mapping[str, Any]) -> list[str]:
-    """The last row of the stage table: time, share, tokens, FLOPs, tokens/s, TFLOP/s, MFU of the whole step."""
-    rows = stage_rows(run)
-    flops, step_time = sum(row.flops for row in rows), figures["step_time_s"]
-    return [
-        formats.seconds(step_time),
-        formats.share(1.0),
-        "",
-        formats.quantity(flops, "FLOP") if flops else formats.UNKNOWN,
-        formats.quantity(figures["tokens_per_s"]),
-        formats.number(flops / step_time / 1e12) if flops and step_time else formats.UNKNOWN,
-        formats.share(figures["mfu_step"]),
-    ]
-
-
-def _mfu_note(figures: Mapping[str, Any], words: Words) -> str:
-    if figures["peak_tflops"] is None:
-        return words("stages.no-peak")
-    return words("stages.peak", peak=formats.number(figures["peak_tflops"]))
 
 
 def _footer(run: RunData, words: Words) -> str:

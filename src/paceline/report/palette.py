@@ -60,6 +60,11 @@ def colour_of(stage: str) -> Colour:
     return STAGE_COLOURS.get(stage, _OTHER)
 
 
+def stage_variable(stage: str) -> str:
+    """The stage's colour as a CSS variable, for the page's own elements."""
+    return f"var(--stage-{stage})" if stage in STAGE_COLOURS else "var(--other)"
+
+
 def ordered(stages: set[str]) -> list[str]:
     """Stages in the order in which a step runs them; unknown ones after, unaccounted last."""
     last = len(_ORDER)

@@ -1,6 +1,7 @@
 """Shared look of the charts: one Plotly template in the page's light colours, which the page maps to dark ones."""
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,8 +16,33 @@ FONT = (
 
 
 @dataclass(frozen=True, slots=True)
+class Variant:
+    """Another figure in the same place, behind a button with this label."""
+
+    label: str
+    figure: go.Figure
+    height: int
+
+    def payload(self) -> str:
+        """Height and figure as JSON."""
+        return f'{{"height": {self.height}, "figure": {self.figure.to_json()}}}'
+
+
+@dataclass(frozen=True, slots=True)
+class LegendPart:
+    """A colour of a chart, as CSS, and what it stands for."""
+
+    colour: str
+    label: str
+
+
+@dataclass(frozen=True, slots=True)
 class Chart:
-    """A figure with its place on the page: `key` names its element, `height` is in pixels."""
+    """A figure with its place on the page: `key` names its element, `height` is in pixels.
+
+    With `variants` the first of them is `figure`; the page shows one at a time. `legend` stands above the chart where
+    its own would not say enough.
+    """
 
     key: str
     title: str
@@ -24,12 +50,26 @@ class Chart:
     figure: go.Figure
     height: int = 220
     zooms: bool = False
+    variants: tuple[Variant, ...] = ()
+    legend: tuple[LegendPart, ...] = ()
 
     def payload(self) -> str:
         """Key, height and figure as JSON that may stand inside a script element."""
         head = json.dumps({"key": self.key, "height": self.height, "zooms": self.zooms})
-        text = f'{head[:-1]}, "figure": {self.figure.to_json()}}}'
+        variants = ", ".join(["null", *(variant.payload() for variant in self.variants[1:])])
+        text = f'{head[:-1]}, "figure": {self.figure.to_json()}, "variants": [{variants}]}}'
         return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+
+
+def chart_of_variants(
+    key: str, title: str, caption: str, variants: Sequence[Variant], legend: Sequence[LegendPart] = ()
+) -> Chart | None:
+    """A chart with a button for each variant (none for a single one); None without any."""
+    if not variants:
+        return None
+    first = variants[0]
+    shown = tuple(variants) if len(variants) > 1 else ()
+    return Chart(key, title, caption, first.figure, first.height, True, shown, tuple(legend))
 
 
 def _axis() -> dict[str, Any]:

@@ -49,9 +49,7 @@ def _accuracy(figures: Mapping[str, Any], words: Words) -> Tile:
     parts = []
     first, last = figures["accuracy_before_interval"], figures["accuracy_after_interval"]
     if first and last:
-        parts.append(
-            words("tile.intervals", before=formats.points(*first), after=formats.points(*last))
-        )
+        parts.append(words("tile.intervals", before=formats.points(*first), after=formats.points(*last)))
     if figures["num_eval_prompts"]:
         parts.append(words.number_of("prompt", figures["num_eval_prompts"]))
     if figures["accuracy_constant"] is not None:

@@ -1,19 +1,23 @@
 """Records to report.html: one file that holds its charts' library, opens offline and asks no server for anything."""
 
 import base64
+import gzip
 import hashlib
 import json
 import os
+from functools import lru_cache
 from pathlib import Path
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 from plotly.offline import get_plotlyjs
 
-from paceline.report.page import Page, build_page
+from paceline.report.blocks import Page
+from paceline.report.page import build_page
 from paceline.report.palette import css_variables, dark_by_light
 from paceline.report.run_data import load_run
 from paceline.report.theme import Chart
+from paceline.report.words import Lang, Words
 
 REPORT_FILE = "report.html"
 
@@ -21,22 +25,26 @@ _LIGHT_PAGE = "--page: #f6f7f9; --on-stage: #ffffff; --good: #0b6e60; --bad: #b3
 _DARK_PAGE = "--page: #0f1217; --on-stage: #11151b; --good: #5fd0bc; --bad: #ff8d8d;"
 
 
-def write_report(run_dir: Path) -> Path:
+def write_report(run_dir: Path, lang: Lang = "en") -> Path:
     """Writes `report.html` into the run's folder and returns its path. An earlier one is replaced at once.
 
     Raises:
         FileNotFoundError: `run_dir` is not the folder of a run.
         ValueError: a record is of a version this paceline does not read.
     """
-    run = load_run(run_dir)
-    path = run.run_dir / REPORT_FILE
+    run, words = load_run(run_dir), Words(lang)
+    return write_page(build_page(run, words), run.run_dir / REPORT_FILE, words)
+
+
+def write_page(page: Page, path: Path, words: Words) -> Path:
+    """Writes a page aside and moves it into place; returns its path."""
     aside = path.with_suffix(".html.tmp")
-    aside.write_text(render(build_page(run)), encoding="utf-8")
+    aside.write_text(render(page, words), encoding="utf-8")
     os.replace(aside, path)
     return path
 
 
-def render(page: Page) -> str:
+def render(page: Page, words: Words) -> str:
     """The page as HTML. Every text of the run is escaped; only the parts of this package are taken as they are."""
     environment = Environment(
         loader=PackageLoader("paceline.report"),
@@ -45,15 +53,16 @@ def render(page: Page) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    plotly, script = get_plotlyjs(), _part(environment, "report.js")
+    (packed, plotly_digest), script = packed_plotly(), _part(environment, "report.js")
     return environment.get_template("report.html.j2").render(
         page=page,
+        words=words,
         style=Markup(_style(_part(environment, "report.css"))),
-        plotly_script=Markup(plotly),
+        plotly_packed=Markup(packed),
         page_script=Markup(script),
         chart_data=Markup(_chart_data(page.charts)),
         dark_colours=Markup(json.dumps(dark_by_light())),
-        content_policy=_content_policy(plotly, script),
+        content_policy=_content_policy(plotly_digest, digest(script)),
     )
 
 
@@ -73,8 +82,20 @@ def _chart_data(charts: list[Chart]) -> str:
     return "[" + ",\n".join(chart.payload() for chart in charts) + "]"
 
 
-def _content_policy(*scripts: str) -> str:
+@lru_cache(maxsize=1)
+def packed_plotly() -> tuple[str, str]:
+    """The charts' library, compressed to a third as text that a page can hold, and the digest of what unpacks."""
+    plotly = get_plotlyjs()
+    packed = gzip.compress(plotly.encode(), compresslevel=9, mtime=0)
+    return base64.b64encode(packed).decode(), digest(plotly)
+
+
+def digest(script: str) -> str:
+    """A script's digest as a content policy states it."""
+    return "sha256-" + base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+
+
+def _content_policy(*digests: str) -> str:
     """Lets exactly these scripts run and forbids every request, so that nothing a model wrote can do either."""
-    digests = (base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() for text in scripts)
-    allowed = " ".join(f"'sha256-{digest}'" for digest in digests)
+    allowed = " ".join(f"'{known}'" for known in digests)
     return f"default-src 'none'; script-src {allowed}; style-src 'unsafe-inline'; img-src data: blob:"

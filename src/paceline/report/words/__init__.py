@@ -1,5 +1,5 @@
 """Every text of the page, in English and Chinese: one place, both languages side by side."""
 
-from paceline.report.words.lookup import LANGUAGES, Lang, Words, languages
+from paceline.report.words.lookup import Lang, Words
 
-__all__ = ["LANGUAGES", "Lang", "Words", "languages"]
+__all__ = ["Lang", "Words"]

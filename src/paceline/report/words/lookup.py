@@ -1,7 +1,6 @@
 """Texts by key: `words("time.title")`. A key that one language lacks cannot be written: both stand in one pair."""
 
-from typing import Literal, get_args
-
+from paceline.diagnosis.wording import LANGUAGES, Language, cause_name, texts
 from paceline.report.words import (
     texts_learning,
     texts_memory,
@@ -13,8 +12,7 @@ from paceline.report.words import (
 )
 from paceline.telemetry.metrics import METRICS
 
-Lang = Literal["en", "zh"]
-LANGUAGES: tuple[Lang, ...] = get_args(Lang)
+Lang = Language
 
 TEXTS: dict[str, tuple[str, str]] = {
     **texts_page.TEXTS,
@@ -48,16 +46,16 @@ class Words:
         return self(f"count.{unit}.{form}", count=f"{count:,}")
 
     def stage(self, name: str) -> str:
-        """A stage's name; one that is not known here stays as the records have it."""
-        return self(f"stage.{name}") if f"stage.{name}" in TEXTS else name
+        """A stage as people call it; one that is not known stays as the records have it."""
+        return texts(self.lang)["stages"].get(name, name)
 
     def meaning(self, stage: str) -> str:
         """What a stage does; empty for one that is not known here."""
         return self(f"meaning.{stage}") if f"meaning.{stage}" in TEXTS else ""
 
     def cause(self, name: str) -> str:
-        """A cause's name."""
-        return self(f"cause.{name}")
+        """A cause as people call it."""
+        return cause_name(name, self.lang)
 
     def metric(self, name: str) -> str:
         """What a metric is: the schema's own words, or their Chinese where there is one."""
@@ -67,8 +65,3 @@ class Words:
     def sentences(self, *parts: str) -> str:
         """Sentences one after another, as the language sets them."""
         return (" " if self.lang == "en" else "").join(part for part in parts if part)
-
-
-def languages() -> str:
-    """The languages there are, for messages."""
-    return ", ".join(LANGUAGES)

@@ -7,7 +7,7 @@ TEXTS: dict[str, tuple[str, str]] = {
     "memory.by-stage": ("Peak memory by stage", "各阶段的内存峰值"),
     "memory.by-stage-caption": (
         "Largest value at the end of any span of the stage.",
-        "该阶段任一区间结束时的最大值。",
+        "该阶段任一计时区间结束时的最大值。",
     ),
     "memory.cpu": (
         "No device memory was sampled: training ran on the CPU.",

@@ -42,7 +42,7 @@ TEXTS: dict[str, tuple[str, str]] = {
     ),
     "counters.spans-not-kept": (
         "Spans counted in the sums but not kept one by one, because a section had too many.",
-        "因一段内区间过多而只计入总和、未逐个保留的区间。",
+        "因一段内区间过多而只计入总和、未逐个保留的计时区间。",
     ),
     "note.no-config": (
         "config.yaml is missing, so names and settings are unknown.",
@@ -68,7 +68,7 @@ TEXTS: dict[str, tuple[str, str]] = {
     "samples.completion": ("completion", "回答"),
     "samples.answer": ("reference", "参考答案"),
     "samples.no-score": ("no score", "无评分"),
-    "samples.cut": ("cut at the token limit", "在 token 上限处截断"),
+    "samples.cut": ("cut at the token limit", "在词元上限处截断"),
     "samples.aborted": ("interrupted", "被中断"),
     "samples.timeout": ("timeout", "超时"),
     "samples.error": ("error", "出错"),

@@ -21,15 +21,15 @@ TEXTS: dict[str, tuple[str, str]] = {
     ),
     "summary.loss-fell": (
         "Held-out loss fell from {before} to {after} nats per learned token (perplexity {pbefore} to {pafter}){where}.",
-        "留出集损失从每学习 token {before} nat 降到 {after} nat（困惑度 {pbefore} → {pafter}）{where}。",
+        "留出集损失从每学习词元 {before} nat 降到 {after} nat（困惑度 {pbefore} → {pafter}）{where}。",
     ),
     "summary.loss-rose": (
         "Held-out loss rose from {before} to {after} nats per learned token (perplexity {pbefore} to {pafter}){where}.",
-        "留出集损失从每学习 token {before} nat 升到 {after} nat（困惑度 {pbefore} → {pafter}）{where}。",
+        "留出集损失从每学习词元 {before} nat 升到 {after} nat（困惑度 {pbefore} → {pafter}）{where}。",
     ),
     "summary.loss-stayed": (
         "Held-out loss stayed at {after} nats per learned token (perplexity {pafter}){where}.",
-        "留出集损失保持在每学习 token {after} nat（困惑度 {pafter}）{where}。",
+        "留出集损失保持在每学习词元 {after} nat（困惑度 {pafter}）{where}。",
     ),
     "summary.loss-rows": (
         ", measured on {rows} that were not trained on",
@@ -62,7 +62,10 @@ TEXTS: dict[str, tuple[str, str]] = {
         "the change is larger than chance explains (95 %)",
         "变化超出偶然所能解释的范围（95 %）",
     ),
-    "summary.within-chance": ("a change of this size can be chance (95 %)", "这样大小的变化可能出于偶然（95 %）"),
+    "summary.within-chance": (
+        "a change of this size can be chance (95 %)",
+        "这样大小的变化可能出于偶然（95 %）",
+    ),
     "summary.constant": (
         ", and always giving the best constant answer would score {share}",
         "；始终给出最佳固定答案可得 {share}",
@@ -79,7 +82,8 @@ TEXTS: dict[str, tuple[str, str]] = {
     "summary.cost-other": (
         "A step takes {time} on average; the largest part is {stage} ({meaning}) with {share}, while training itself "
         "is {trained}: the other {rest} is not training.",
-        "平均每步 {time}；占比最大的是{stage}（{meaning}），为 {share}，而训练本身只占 {trained}：其余 {rest} 不是训练。",
+        "平均每步 {time}；占比最大的是{stage}（{meaning}），为 {share}，而训练本身只占 {trained}："
+        "其余 {rest} 不是训练。",
     ),
     "summary.trust": (
         "The ledger accounts for {steps} of the steps' wall time.",
