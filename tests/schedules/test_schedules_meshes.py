@@ -148,6 +148,29 @@ def test_supervised_runs_with_adapters_over_ranks_have_every_metric_of_one_rank(
     assert (Path(folders[0]) / "adapter" / "adapter_model.safetensors").exists()
 
 
+def test_a_run_whose_replicas_compress_gradients_sends_less_and_samples_alike_until_the_first_update(
+    tmp_path,
+):
+    found = {}
+    for sync in ("exact", "int8"):
+        sections = sections_of(
+            tmp_path,
+            sync,
+            train={"gradient_sync": sync},
+            cluster={"num_devices": 2, "replicate_size": 2, "shard_size": 1},
+        )
+        found[sync] = {
+            record.step: record.metrics for record in read_metrics(Path(run_placed(2, run_one, sections)[0]))
+        }
+    exact, int8 = found["exact"], found["int8"]
+    for step in (1, 2):
+        assert 0 < int8[step]["gradient_sync/bytes"] < 0.5 * exact[step]["gradient_sync/bytes"]
+        assert int8[step]["gradient_sync/held_back"] > 0 == exact[step]["gradient_sync/held_back"]
+        assert int8[step]["updates/applied"] == exact[step]["updates/applied"] > 0
+    assert int8[1]["reward/mean"] == exact[1]["reward/mean"]
+    assert int8[1]["loss/total"] == pytest.approx(exact[1]["loss/total"], rel=1e-5, abs=1e-6)
+
+
 def refuse_on_rank_1() -> list[str]:
     """A refusal by one rank alone, then one by all."""
     sections = {"model": {"path": "m"}, "task": {"name": "word_sorting"}}
