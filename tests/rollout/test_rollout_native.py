@@ -10,7 +10,7 @@ from paceline.model.logprob_head import HeadSettings
 from paceline.rollout import NativeEngine, RolloutRequest, SamplingParams
 from paceline.rollout.native.engine import EngineLimits
 from paceline.rollout.native.sampling import sample_tokens, uniform_numbers
-from paceline.rollout.native.scheduler import Scheduler
+from paceline.rollout.native.scheduler import Scheduler, Submission
 from paceline.telemetry.ledger import Ledger
 from paceline.types import Prompt
 
@@ -174,13 +174,30 @@ def test_a_request_beyond_the_context_is_refused():
         engine().generate(requests(limit=120), SAMPLED)
 
 
+def waiting(*asked):
+    scheduler = Scheduler()
+    for number, request in enumerate(asked):
+        submission = Submission(number, request, SAMPLED, capacity=32 * (number + 1))
+        scheduler.add(submission, tuple(range(len(request.seeds))))
+    return scheduler
+
+
 def test_groups_wait_until_all_their_slots_are_free_and_larger_ones_are_cut():
-    scheduler = Scheduler(requests(num_prompts=2, num_samples=3), num_slots=4)
-    assert [a.sample_indices for a in scheduler.admit(0)] == [(0, 1, 2)]
-    assert scheduler.admit(3) == []
-    assert [a.request_index for a in scheduler.admit(0)] == [1]
-    cut = Scheduler(requests(num_prompts=1, num_samples=5), num_slots=2)
-    assert [a.sample_indices for a in cut.admit(0)] == [(0, 1)]
+    scheduler = waiting(*requests(num_prompts=2, num_samples=3))
+    assert [a.sample_indices for a in scheduler.admit(0, 4, 64)] == [(0, 1, 2)]
+    assert scheduler.admit(3, 4, 64) == []
+    assert [a.submission.request_id for a in scheduler.admit(0, 4, 64)] == [1]
+    cut = waiting(*requests(num_prompts=1, num_samples=5))
+    assert [a.sample_indices for a in cut.admit(0, 2, 64)] == [(0, 1)]
+    assert [a.sample_indices for a in cut.admit(0, 2, 64)] == [(2, 3)]
+    assert [a.sample_indices for a in cut.admit(1, 2, 64)] == [(4,)]
+
+
+def test_a_request_that_needs_larger_slots_waits_and_nobody_passes_it():
+    scheduler = waiting(*requests(num_prompts=2, num_samples=1))
+    scheduler.put_back(scheduler.admit(0, 4, 64))
+    assert [a.submission.request_id for a in scheduler.admit(0, 4, 32)] == [0]
+    assert scheduler.admit(0, 4, 32) == [] and scheduler.has_waiting
 
 
 def test_uniform_numbers_are_even_independent_and_reproducible():

@@ -47,6 +47,12 @@ class SlotCache:
         """Copies the first `length` tokens of a slot over another slot."""
         self.data[:, :, target, :, :length] = self.data[:, :, source, :, :length]
 
+    def grown(self, num_slots: int, capacity: int) -> "SlotCache":
+        """A copy with at least as many slots and tokens per slot."""
+        larger = SlotCache(self.layout, num_slots, capacity)
+        larger.data[:, :, : self.num_slots, :, : self.capacity] = self.data
+        return larger
+
 
 @dataclass(frozen=True, slots=True)
 class PrefillTarget:

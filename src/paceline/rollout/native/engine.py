@@ -1,26 +1,29 @@
 """Continuous batching on the trainer's own parameters: no second copy of the weights, no transfer.
 
-One `generate` call: admit waiting groups into free slots and prefill them (a prompt once per group, a prefix common
-to all prompts once per row), decode one token for every running sample, let finished samples go, repeat.
+One round (`step`): admit waiting groups into free slots and prefill a row of them (a prompt once per group, a prefix
+common to all prompts once per row), decode one token for every running sample, let finished samples go. `generate`
+submits everything and goes round until nothing is left.
 
-Shapes: R running samples, V vocabulary, E hidden size.
+Shapes: R running samples, T tokens of a prefill row, V vocabulary, E hidden size.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from itertools import count
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from paceline.batching.prefixes import PackItem, build_pack
 from paceline.model.loading import CausalModel
 from paceline.model.logprob_head import HeadSettings, scaled_logits
 from paceline.model.packed_attention import packed_plan
-from paceline.rollout.native.cache import DecodePlan, KVLayout, PrefillPlan, PrefillTarget, SlotCache
+from paceline.rollout.native.cache import DecodePlan, KVLayout, PrefillPlan, SlotCache
+from paceline.rollout.native.events import RoundEvents, finished_sample
+from paceline.rollout.native.prefill import PrefillRow, cut_rows, plan_row
 from paceline.rollout.native.sampling import sample_tokens
-from paceline.rollout.native.scheduler import Admission, RunningSample, Scheduler
-from paceline.rollout.protocol import OnSample, RolloutRequest, RolloutStats, SamplingParams
+from paceline.rollout.native.scheduler import Admission, RunningSample, Scheduler, Submission, start_sample
+from paceline.rollout.protocol import OnSample, RolloutRequest, RolloutStats, SampleEvent, SamplingParams
 from paceline.telemetry.flops import forward_flops
 from paceline.telemetry.ledger import Ledger
 from paceline.types import FinishReason, Sample
@@ -42,7 +45,12 @@ class EngineLimits:
 
 
 class NativeEngine:
-    """`RolloutEngine` in the trainer's process; see the module's docstring."""
+    """`RolloutEngine` and `StreamingEngine` in the trainer's process; see the module's docstring.
+
+    Weights may change between rounds: running samples then go on from the keys and values of the old ones, and their
+    tokens say which version sampled them. To have them recomputed, `abort` and submit again with the aborted samples as
+    prefixes.
+    """
 
     def __init__(
         self, model: CausalModel, tokenizer: PreTrainedTokenizerBase, limits: EngineLimits, ledger: Ledger
@@ -54,19 +62,54 @@ class NativeEngine:
             shape.num_layers, shape.num_kv_heads, shape.head_dim, model.dtype, model.device
         )
         self._cache: SlotCache | None = None
+        self._scheduler = Scheduler()
         self._running: list[RunningSample] = []
+        self._submissions: dict[int, Submission] = {}
+        self._unfinished: dict[int, set[int]] = {}
+        self._ids = count()
+        self._events = RoundEvents()
         self._stats = RolloutStats()
 
     @property
     def stats(self) -> RolloutStats:
-        """Counts of the last `generate`."""
+        """Counts since the last `generate` began."""
         return self._stats
 
+    @property
+    def has_work(self) -> bool:
+        """See `StreamingEngine.has_work`. Events that are still to be handed over count."""
+        return bool(self._running or self._scheduler.has_waiting or self._events)
+
+    @property
+    def num_running(self) -> int:
+        """Samples that hold a slot."""
+        return len(self._running)
+
     def sleep(self) -> None:
-        """Frees the KV cache."""
+        """Frees the KV cache.
+
+        Raises:
+            RuntimeError: samples are running in it.
+        """
+        if self._running:
+            raise RuntimeError(f"{len(self._running)} samples run in the cache; abort them before sleeping")
         self._cache = None
 
-    @torch.inference_mode()
+    def load_weights(self, weights: Iterable[tuple[str, Tensor]], version: int) -> None:
+        """Copies tensors into the model's parameters of those names, and takes the version once all of them fit.
+
+        Raises:
+            ValueError: the model has no parameter of that name and shape; the version stays as it was.
+        """
+        parameters = dict(self._model.module.named_parameters())
+        with torch.no_grad():
+            for name, tensor in weights:
+                target = parameters.get(name)
+                if target is None or target.shape != tensor.shape:
+                    raise ValueError(f"{name} {tuple(tensor.shape)} is no parameter of the engine's model")
+                target.copy_(tensor)
+        self.weight_version = version
+
     def generate(
         self, requests: Sequence[RolloutRequest], params: SamplingParams, on_sample: OnSample | None = None
     ) -> list[tuple[Sample, ...]]:
@@ -74,206 +117,252 @@ class NativeEngine:
 
         Raises:
             ValueError: a request does not fit the model's context, or not one slot fits the memory bound.
+            RuntimeError: submitted requests are in progress.
         """
-        if not requests:  # a rank without a share of the samples
-            self._stats = RolloutStats()
-            return []
-        self._check(requests)
-        cache = self._take_cache(requests)
-        run = _Run(self, requests, params, on_sample, cache)
-        scheduler = Scheduler(requests, cache.num_slots)
-        self._stats = RolloutStats(num_slots=cache.num_slots, cache_bytes=cache.num_bytes)
-        while scheduler.has_waiting or run.running:
-            if admitted := scheduler.admit(len(run.running)):
-                with self._ledger.span("rollout", "prefill"):
-                    run.prefill(admitted)
-            if run.running:
-                with self._ledger.span("rollout", "decode"):
-                    run.decode()
-        return run.results()
-
-    def _check(self, requests: Sequence[RolloutRequest]) -> None:
+        if self.has_work:
+            raise RuntimeError("generate needs an engine without work; step until has_work is false")
+        self._stats = RolloutStats()
         for request in requests:
-            total = len(request.prompt.token_ids) + request.max_new_tokens
-            if total > self._model.max_context:
-                raise ValueError(
-                    f"prompt {request.prompt.prompt_id}: {len(request.prompt.token_ids)} + {request.max_new_tokens} "
-                    f"tokens exceed the context of {self._model.max_context}"
-                )
+            self._capacity(request)  # all or none
+        numbers = {self.submit(request, params): index for index, request in enumerate(requests)}
+        finished: dict[tuple[int, int], Sample] = {}
+        try:
+            while self.has_work:
+                for event in self._round(max_rows=None):
+                    if event.finished is not None:
+                        index = numbers[event.request_id]
+                        finished[index, event.sample_index] = event.finished
+                        if on_sample is not None:
+                            on_sample(index, event.finished)
+        finally:
+            for request_id in numbers:  # nothing to do unless an error ended the loop
+                self.abort(request_id)
+        return [
+            tuple(finished[index, sample] for sample in range(len(request.seeds)))
+            for index, request in enumerate(requests)
+        ]
 
-    def _take_cache(self, requests: Sequence[RolloutRequest]) -> SlotCache:
-        # the last token's keys are never written: nothing follows it
-        longest = max(len(r.prompt.token_ids) + r.max_new_tokens - 1 for r in requests)
-        capacity = -(-longest // _CAPACITY_STEP) * _CAPACITY_STEP
-        num_slots = min(self._limits.max_running, sum(len(r.seeds) for r in requests))
-        if self._limits.max_cache_bytes is not None:
-            slot_bytes = capacity * self._layout.bytes_per_token
-            num_slots = min(num_slots, self._limits.max_cache_bytes // slot_bytes)
-            if num_slots < 1:
-                raise ValueError(
-                    f"one KV cache slot of {capacity} tokens takes {slot_bytes} bytes, more than the bound of "
-                    f"{self._limits.max_cache_bytes}"
-                )
-        if self._cache is None or self._cache.capacity < capacity or self._cache.num_slots < num_slots:
-            self._cache = None  # give the old one back before the new one is taken
-            self._cache = SlotCache(self._layout, num_slots, capacity)
-        return self._cache
+    def submit(self, request: RolloutRequest, params: SamplingParams) -> int:
+        """See `StreamingEngine.submit`. Samples whose prefix is finished already are handed over by the next round.
 
+        Raises:
+            ValueError: the request does not fit the model's context, or one slot of its size the memory bound.
+        """
+        submission = Submission(next(self._ids), request, params, self._capacity(request))
+        self._submissions[submission.request_id] = submission
+        self._unfinished[submission.request_id] = set(range(len(request.seeds)))
+        waiting = []
+        for index in range(len(request.seeds)):
+            if reason := _ended(submission, index):
+                self._finish(start_sample(submission, index), reason)
+            else:
+                waiting.append(index)
+        self._scheduler.add(submission, tuple(waiting))
+        return submission.request_id
 
-class _Run:
-    """State of one `generate` call."""
+    def step(self) -> list[SampleEvent]:
+        """See `StreamingEngine.step`."""
+        return self._round(max_rows=1)
 
-    def __init__(
-        self,
-        engine: NativeEngine,
-        requests: Sequence[RolloutRequest],
-        params: SamplingParams,
-        on_sample: OnSample | None,
-        cache: SlotCache,
-    ) -> None:
-        self._engine, self._model = engine, engine._model
-        self._requests, self._params, self._on_sample, self._cache = requests, params, on_sample, cache
-        self.running: list[RunningSample] = []
-        self._finished: dict[tuple[int, int], Sample] = {}
-        self._head = HeadSettings(params.temperature or 1.0, self._model.logit_softcap, _HEAD_ROWS)
+    @torch.inference_mode()
+    def abort(self, request_id: int) -> list[SampleEvent]:
+        """See `StreamingEngine.abort`. Nothing where the request is unknown or finished."""
+        submission = self._submissions.get(request_id)
+        if submission is None:
+            return []
+        aborted = RoundEvents()
+        pending, self._events = self._events, aborted
+        self._scheduler.remove(request_id)
+        self._retire({id(s): "abort" for s in self._running if s.request_id == request_id})
+        # what waited, or was lost in a round that raised
+        for index in sorted(self._unfinished.get(request_id, ())):
+            self._finish(start_sample(submission, index), "abort")
+        self._events = pending
+        return [*pending.take(request_id), *aborted.take()]
 
-    def prefill(self, admitted: Sequence[Admission]) -> None:
-        """Computes the prompts of the admitted groups and draws every sample's first token."""
-        for row in self._rows(admitted):
-            self._prefill_row(row)
+    @torch.inference_mode()
+    def _round(self, max_rows: int | None) -> list[SampleEvent]:
+        """Admissions, at most `max_rows` prefill rows, one token for every running sample."""
+        self._fit_cache()
+        if self._cache is not None:
+            cache = self._cache
+            admitted = self._scheduler.admit(len(self._running), cache.num_slots, cache.capacity)
+            rows = cut_rows(admitted, self._limits.prefill_token_budget)
+            self._scheduler.put_back([a for row in rows[max_rows:] for a in row] if max_rows else [])
+            if admitted:
+                with self._ledger.span("rollout", "prefill"):
+                    for row in rows[:max_rows]:
+                        self._prefill(row, cache)
+            if self._running:
+                with self._ledger.span("rollout", "decode"):
+                    self._decode(cache)
+        return self._events.take()
 
-    def _rows(self, admitted: Sequence[Admission]) -> list[list[Admission]]:
-        """Cuts admissions into rows of at most the prefill budget (a longer prompt gets a row of its own)."""
-        rows: list[list[Admission]] = []
-        used = 0
-        for admission in admitted:
-            length = len(self._requests[admission.request_index].prompt.token_ids)
-            if not rows or used + length > self._engine._limits.prefill_token_budget:
-                rows.append([])
-                used = 0
-            rows[-1].append(admission)
-            used += length
-        return rows
+    def _capacity(self, request: RolloutRequest) -> int:
+        """Slot tokens that a sample of `request` needs; refuses what can never fit."""
+        prompt = request.prompt
+        total = len(prompt.token_ids) + request.max_new_tokens
+        if total > self._model.max_context:
+            raise ValueError(
+                f"prompt {prompt.prompt_id}: {len(prompt.token_ids)} + {request.max_new_tokens} "
+                f"tokens exceed the context of {self._model.max_context}"
+            )
+        capacity = -(-(total - 1) // _CAPACITY_STEP) * _CAPACITY_STEP  # nothing follows the last token
+        slot_bytes = capacity * self._layout.bytes_per_token
+        if self._limits.max_cache_bytes is not None and slot_bytes > self._limits.max_cache_bytes:
+            raise ValueError(
+                f"one KV cache slot of {capacity} tokens takes {slot_bytes} bytes, more than the bound of "
+                f"{self._limits.max_cache_bytes}"
+            )
+        return capacity
 
-    def _prefill_row(self, row: Sequence[Admission]) -> None:
-        prompts = [self._requests[a.request_index].prompt.token_ids for a in row]
-        pack = build_pack([PackItem(prompt, ()) for prompt in prompts], share_prefixes=True)
+    def _fit_cache(self) -> None:
+        """Takes a cache that fits what waits. While samples run in it, it grows only where the old and the new one
+        fit the bound together; else what does not fit waits until they are done."""
+        waiting = list(self._scheduler.waiting())
+        if not waiting:
+            return
+        old = self._cache if self._running else None
+        capacity = max(submission.capacity for submission, _ in waiting)
+        capacity = max(capacity, old.capacity if old else 0)
+        wanted = min(self._limits.max_running, len(self._running) + sum(number for _, number in waiting))
+        num_slots = min(wanted, self._slots_within_bound(capacity, beside=0))
+        cache = self._cache
+        if cache is None or cache.capacity < capacity or cache.num_slots < num_slots:
+            if old is None:
+                self._cache = cache = None  # give the old one back before the new one is taken
+                cache = SlotCache(self._layout, num_slots, capacity)
+            else:
+                # doubling: requests that come one by one do not copy the cache each time
+                num_slots = max(num_slots, min(self._limits.max_running, 2 * old.num_slots))
+                num_slots = min(num_slots, self._slots_within_bound(capacity, beside=old.num_bytes))
+                cache = old.grown(num_slots, capacity) if num_slots >= old.num_slots else old
+            self._cache = cache
+        self._stats = replace(self._stats, num_slots=cache.num_slots, cache_bytes=cache.num_bytes)
+
+    def _slots_within_bound(self, capacity: int, beside: int) -> int:
+        """Slots of `capacity` tokens for which there is memory beside `beside` bytes."""
+        bound = self._limits.max_cache_bytes
+        if bound is None:
+            return self._limits.max_running
+        return (bound - beside) // (capacity * self._layout.bytes_per_token)
+
+    def _prefill(self, admissions: Sequence[Admission], cache: SlotCache) -> None:
+        """Computes the admitted prompts and prefixes and draws every sample's next token."""
+        row = plan_row(admissions, first_slot=len(self._running))
         device = self._model.device
-        position_ids = torch.from_numpy(pack.position_ids).to(device)
-        targets, last_tokens, samples = [], [], []
-        header = pack.segments[0] if pack.segments[0].kind == "header" else None
-        first_slot = len(self.running)
-        bodies = [segment for segment in pack.segments if segment.kind != "header"]
-        for admission, segment in zip(row, bodies, strict=True):
-            last_slot = first_slot + len(admission.sample_indices)
-            offset = header.length if header else 0
-            targets.append(PrefillTarget(segment.start, segment.length, offset, first_slot, last_slot))
-            last_tokens.append(segment.start + segment.length - 1)
-            samples.append([self._new_sample(admission.request_index, i) for i in admission.sample_indices])
-            first_slot = last_slot
-        if header:
-            targets.append(PrefillTarget(header.start, header.length, 0, len(self.running), first_slot))
-        plan = PrefillPlan(packed_plan(pack.segments, position_ids), self._cache, targets)
-        input_ids = torch.from_numpy(pack.token_ids).to(device)
-        hidden_TE = self._model.hidden(input_ids[None], position_ids[None], plan)
-        counts = torch.tensor([len(group) for group in samples], device=device)
-        hidden_RE = hidden_TE[torch.tensor(last_tokens, device=device).repeat_interleave(counts)]
-        new = [sample for group in samples for sample in group]
-        self.running.extend(new)
-        lengths = [(segment.length, int(pack.position_ids[segment.start])) for segment in pack.segments]
-        self._count(
-            num_prefill_tokens=len(pack.token_ids),
-            num_prompt_tokens=sum(map(len, prompts)),
-            flops=forward_flops(self._model.shape, lengths, len(new)),
-        )
-        self._draw(hidden_RE, new)
+        position_ids_T = torch.from_numpy(row.pack.position_ids).to(device)
+        plan = PrefillPlan(packed_plan(row.pack.segments, position_ids_T), cache, row.targets)
+        input_ids_T = torch.from_numpy(row.pack.token_ids).to(device)
+        hidden_TE = self._model.hidden(input_ids_T[None], position_ids_T[None], plan)
+        hidden_RE = hidden_TE[torch.tensor(row.last_tokens, device=device)]
+        self._running.extend(row.samples)
+        self._count_prefill(row, admissions)
+        self._draw(hidden_RE, row.samples)
 
-    def _new_sample(self, request_index: int, sample_index: int) -> RunningSample:
-        request = self._requests[request_index]
-        return RunningSample(
-            request_index,
-            sample_index,
-            request.seeds[sample_index],
-            request.max_new_tokens,
-            len(request.prompt.token_ids),
+    def _count_prefill(self, row: PrefillRow, admissions: Sequence[Admission]) -> None:
+        stats = self._stats
+        self._stats = replace(
+            stats,
+            num_prefill_tokens=stats.num_prefill_tokens + len(row.pack.token_ids),
+            num_prompt_tokens=stats.num_prompt_tokens
+            + sum(len(a.submission.request.prompt.token_ids) for a in admissions),
+            flops=stats.flops + forward_flops(self._model.shape, row.lengths, len(row.samples)),
         )
 
-    def decode(self) -> None:
+    def _decode(self, cache: SlotCache) -> None:
         """One more token for every running sample."""
         device = self._model.device
-        positions = [sample.next_position for sample in self.running]
-        input_ids = torch.tensor([[sample.tokens[-1] for sample in self.running]], device=device)
-        plan = DecodePlan(self._cache, positions)
+        positions = [sample.next_position for sample in self._running]
+        input_ids = torch.tensor([[sample.tokens[-1] for sample in self._running]], device=device)
+        plan = DecodePlan(cache, positions)
         hidden_RE = self._model.hidden(input_ids, torch.tensor([positions], device=device), plan)
-        for sample in self.running:
+        for sample in self._running:
             sample.next_position += 1
-        flops = forward_flops(self._model.shape, [(1, position) for position in positions], len(positions))
-        self._count(num_decode_steps=1, num_slot_steps=len(self.running), flops=flops)
-        self._draw(hidden_RE, list(self.running))
+        stats = self._stats
+        self._stats = replace(
+            stats,
+            num_decode_steps=stats.num_decode_steps + 1,
+            num_slot_steps=stats.num_slot_steps + len(positions),
+            flops=stats.flops
+            + forward_flops(self._model.shape, [(1, position) for position in positions], len(positions)),
+        )
+        self._draw(hidden_RE, list(self._running))
 
     def _draw(self, hidden_RE: Tensor, samples: Sequence[RunningSample]) -> None:
         """Samples a token for each of `samples` and retires those that are finished."""
-        tokens, logprobs = [], []
+        temperatures = [self._submissions[s.request_id].params.temperature for s in samples]
+        drawn: dict[int, tuple[int, float]] = {}
+        for temperature in dict.fromkeys(temperatures):
+            rows = [row for row, found in enumerate(temperatures) if found == temperature]
+            some_RE = hidden_RE if len(rows) == len(samples) else hidden_RE[rows]
+            drawn |= zip(
+                rows, self._sampled(some_RE, [samples[row] for row in rows], temperature), strict=True
+            )
+        ended: dict[int, FinishReason] = {}
+        for row, sample in enumerate(samples):
+            token, logprob = drawn[row]
+            params = self._submissions[sample.request_id].params
+            reason = sample.append(token, logprob, params, self.weight_version)
+            self._events.add(sample.request_id, sample.sample_index, token, logprob)
+            if reason:
+                ended[id(sample)] = reason
+        self._stats = replace(
+            self._stats, num_generated_tokens=self._stats.num_generated_tokens + len(samples)
+        )
+        self._retire(ended)
+
+    def _sampled(
+        self, hidden_RE: Tensor, samples: Sequence[RunningSample], temperature: float
+    ) -> list[tuple[int, float]]:
+        """Token and log-prob for each row."""
+        head = HeadSettings(temperature or 1.0, self._model.logit_softcap, _HEAD_ROWS)
+        drawn: list[tuple[int, float]] = []
         for start in range(0, len(samples), _HEAD_ROWS):
             rows = slice(start, start + _HEAD_ROWS)
             logits_RV = scaled_logits(
-                hidden_RE[rows], self._model.head_weight_VE, self._model.head_bias_V, self._head
+                hidden_RE[rows], self._model.head_weight_VE, self._model.head_bias_V, head
             )
             tokens_R, logprobs_R = sample_tokens(
                 logits_RV,
                 [s.seed for s in samples[rows]],
                 [len(s.tokens) for s in samples[rows]],
-                greedy=self._params.temperature == 0.0,
+                greedy=temperature == 0.0,
             )
-            tokens += tokens_R.tolist()
-            logprobs += logprobs_R.tolist()
-        ended: dict[int, FinishReason] = {}
-        for sample, token, logprob in zip(samples, tokens, logprobs, strict=True):
-            if reason := sample.append(token, logprob, self._params):
-                ended[id(sample)] = reason
-        self._count(num_generated_tokens=len(samples))
-        self._retire(ended)
+            drawn += zip(tokens_R.tolist(), logprobs_R.tolist(), strict=True)
+        return drawn
 
     def _retire(self, ended: dict[int, FinishReason]) -> None:
         """Takes finished samples out; the last running samples move into the slots they leave."""
         slot = 0
-        while slot < len(self.running):
-            reason = ended.get(id(self.running[slot]))
+        while slot < len(self._running):
+            reason = ended.get(id(self._running[slot]))
             if reason is None:
                 slot += 1
                 continue
-            self._finish(self.running[slot], reason)
-            last = self.running.pop()
-            if slot < len(self.running):
-                self._cache.move(len(self.running), slot, last.next_position)
-                self.running[slot] = last
+            self._finish(self._running[slot], reason)
+            last = self._running.pop()
+            if slot < len(self._running):
+                assert self._cache is not None
+                self._cache.move(len(self._running), slot, last.next_position)
+                self._running[slot] = last
 
     def _finish(self, running: RunningSample, reason: FinishReason) -> None:
-        request = self._requests[running.request_index]
-        sample = Sample(
-            prompt_id=request.prompt.prompt_id,
-            sample_index=running.sample_index,
-            token_ids=tuple(running.tokens),
-            logprobs=tuple(running.logprobs),
-            loss_mask=(1,) * len(running.tokens),
-            finish_reason=reason,
-            weight_version=self._engine.weight_version,
-            seed=running.seed,
-            text=str(self._engine._tokenizer.decode(running.tokens, skip_special_tokens=True)),
-        )
-        self._finished[running.request_index, running.sample_index] = sample
-        if self._on_sample is not None:
-            self._on_sample(running.request_index, sample)
+        request_id = running.request_id
+        prompt_id = self._submissions[request_id].request.prompt.prompt_id
+        text = str(self._tokenizer.decode(running.tokens, skip_special_tokens=True))
+        sample = finished_sample(running, prompt_id, reason, self.weight_version, text)
+        self._events.finish(request_id, running.sample_index, sample)
+        self._unfinished[request_id].discard(running.sample_index)
+        if not self._unfinished[request_id]:
+            del self._unfinished[request_id], self._submissions[request_id]
 
-    def results(self) -> list[tuple[Sample, ...]]:
-        """Finished samples by request, in order of their seeds."""
-        return [
-            tuple(self._finished[index, sample] for sample in range(len(request.seeds)))
-            for index, request in enumerate(self._requests)
-        ]
 
-    def _count(self, **counts: float) -> None:
-        stats = self._engine._stats
-        self._engine._stats = replace(
-            stats, **{name: getattr(stats, name) + value for name, value in counts.items()}
-        )
+def _ended(submission: Submission, index: int) -> FinishReason | None:
+    """Why a sample has nothing left to do when it is submitted: its prefix is finished, or as long as it may be."""
+    prefix = submission.prefix(index)
+    if prefix is None:
+        return None
+    if prefix.finish_reason != "abort":
+        return prefix.finish_reason
+    return "length" if len(prefix.token_ids) >= submission.request.max_new_tokens else None
