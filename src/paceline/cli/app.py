@@ -23,7 +23,9 @@ from paceline.cli.endings import (
     refusal,
     speaks_for_the_run,
 )
+from paceline.cli.profile import profile_recipe
 from paceline.cli.report import write_reports
+from paceline.cli.trace import trace_run
 from paceline.config import (
     ConfigError,
     describe,
@@ -49,6 +51,8 @@ app.add_typer(import_app, name="import")
 app.add_typer(bench_app, name="bench")
 app.command("report")(write_reports)
 app.command("diagnose")(diagnose_run)
+app.command("profile")(profile_recipe)
+app.command("trace")(trace_run)
 
 Recipe = Annotated[str, typer.Argument(help="YAML recipe; settings are also given as section.key=value.")]
 Overrides = Annotated[
@@ -108,11 +112,20 @@ def doctor(
     recipe: Annotated[str | None, typer.Argument(help="Recipe to check as well.", show_default=False)] = None,
     overrides: Overrides = None,
     as_json: AsJson = False,
+    measure: Annotated[
+        bool,
+        typer.Option(
+            "--measure",
+            help="Measure matrix products, copies, a collective and the disk, and keep the figures.",
+        ),
+    ] = False,
 ) -> None:
     """Check this machine, and a recipe if given, without loading a model. Exit code 2 when a check fails."""
-    from paceline.cli.doctor import FAIL, examine, print_checks
+    from paceline.cli.checks import FAIL
+    from paceline.cli.doctor import examine, print_checks
 
-    checks = examine(*split_recipe(recipe, overrides or [])) if recipe is not None else examine(None, [])
+    asked = (None, []) if recipe is None else split_recipe(recipe, overrides or [])
+    checks = examine(*asked, measure=measure)
     if as_json:
         print(json.dumps([check.as_dict() for check in checks], indent=2))
     else:

@@ -8,27 +8,31 @@ import json
 import os
 import platform
 import shutil
-import sys
-import tempfile
-import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
 from importlib import metadata
 from pathlib import Path
-from typing import Literal
 
 import psutil
 import torch
+from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
 from rich.console import Console
 from rich.markup import escape
 
+from paceline.bench.ceilings import write_speed
+from paceline.cli.checks import FAIL, OK, WARN, Check, usable_cores
+from paceline.cli.doctor_hardware import (
+    ceilings_check,
+    debug_flags,
+    device_use,
+    interconnect,
+    known_ceilings,
+    recipe_cache,
+    recipe_telemetry,
+)
 from paceline.config import Config, ConfigError, batch_arithmetic, decide_old_logprob, load_config
 from paceline.config.sft import is_sft
-
-Status = Literal["OK", "WARN", "FAIL"]
-OK: Status = "OK"
-WARN: Status = "WARN"
-FAIL: Status = "FAIL"
+from paceline.model.flash_kernels import kernel_for
 
 _GIB = 2**30
 _LIBRARIES = (
@@ -45,22 +49,13 @@ _PROBE_BYTES = 32 * 2**20
 _STEPS_TO_LOSE = 50
 
 
-@dataclass(frozen=True, slots=True)
-class Check:
-    """One line: what was looked at, the verdict, what was found, and what to do about it."""
+def examine(recipe: str | None, overrides: Sequence[str], measure: bool = False) -> list[Check]:
+    """All checks of this machine, then those of the recipe (or of `overrides` alone) if one is given.
 
-    name: str
-    status: Status
-    found: str
-    advice: str = ""
-
-    def as_dict(self) -> dict[str, str]:
-        return asdict(self)
-
-
-def examine(recipe: str | None, overrides: Sequence[str]) -> list[Check]:
-    """All checks of this machine, then those of the recipe (or of `overrides` alone) if one is given."""
-    checks = [*versions(), cpu(), threads(), memory(), *devices(), attention(), tokenizers_parallelism()]
+    `measure` finds the machine's ceilings first and keeps them; that takes tens of seconds.
+    """
+    checks = [*versions(), cpu(), threads(), memory(), *devices(), *device_use()]
+    checks += [attention(), tokenizers_parallelism(), *debug_flags()]
     config: Config | None = None
     recipe_checks: list[Check] = []
     if recipe is not None or overrides:
@@ -72,6 +67,9 @@ def examine(recipe: str | None, overrides: Sequence[str]) -> list[Check]:
             looks = SFT_CHECKS if is_sft(config) else RECIPE_CHECKS
             recipe_checks = [check for look in looks for check in look(config)]
     folder = Path(config.run.dir if config is not None else "runs")
+    ceilings = known_ceilings(config, folder, measure)
+    num_devices = 1 if config is None else config.cluster.num_devices
+    checks += [ceilings_check(ceilings), *interconnect(ceilings, num_devices)]
     return [*checks, *disk(folder), weights_cache(), *recipe_checks]
 
 
@@ -90,19 +88,30 @@ def print_checks(checks: Sequence[Check]) -> None:
 
 
 def versions() -> list[Check]:
-    """Python and the libraries a run uses."""
+    """Python and the libraries a run uses, against what paceline is known to work with."""
     checks = [Check("python", OK, f"{platform.python_version()} on {platform.system()} {platform.machine()}")]
+    wanted = _required_versions()
     for library in _LIBRARIES:
         try:
-            checks.append(Check(library, OK, metadata.version(library)))
+            version = metadata.version(library)
         except metadata.PackageNotFoundError:
             checks.append(Check(library, FAIL, "not installed", f"pip install {library}"))
+            continue
+        if library in wanted and not wanted[library].contains(version, prereleases=True):
+            advice = f"pip install '{library}{wanted[library]}'"
+            checks.append(Check(library, WARN, f"{version}, outside {wanted[library]}", advice))
+        else:
+            checks.append(Check(library, OK, version))
     return checks
 
 
-def usable_cores() -> int:
-    """Cores this process may run on."""
-    return len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
+def _required_versions() -> dict[str, SpecifierSet]:
+    """What the installed package requires, by library; empty where it is not installed but run from its source."""
+    try:
+        texts = metadata.requires("paceline") or []
+    except metadata.PackageNotFoundError:
+        return {}
+    return {found.name: found.specifier for found in map(Requirement, texts) if found.specifier}
 
 
 def cpu() -> Check:
@@ -175,12 +184,13 @@ def devices() -> list[Check]:
 
 
 def attention() -> Check:
-    """The attention back end packed training would use."""
+    """The attention kernel packed training uses here."""
     if not torch.cuda.is_available():
         return Check("attention", OK, "packed attention on the CPU, sequence by sequence")
+    kernel = kernel_for(torch.device("cuda"))
+    if kernel is not None:
+        return Check("attention", OK, f"variable-length kernel: {kernel.name}")
     major, minor = torch.cuda.get_device_capability()
-    if major >= 8:
-        return Check("attention", OK, "variable-length FlashAttention kernel through torch")
     advice = "the kernel needs compute capability 8.0; training is exact but slower here"
     return Check("attention", WARN, f"sequence by sequence: compute capability is {major}.{minor}", advice)
 
@@ -205,7 +215,7 @@ def disk(folder: Path) -> list[Check]:
         advice = "a checkpoint holds weights, masters and moments: free some space or set run.dir"
         space = Check("disk space", WARN, space.found, advice)
     try:
-        speed = _write_speed(existing)
+        speed = write_speed(existing, _PROBE_BYTES)
     except OSError as error:
         return [
             space,
@@ -223,18 +233,6 @@ def disk(folder: Path) -> list[Check]:
             Check("disk speed", WARN, found, "checkpoints will be slow: set run.dir to a local disk"),
         ]
     return [space, Check("disk speed", OK, found)]
-
-
-def _write_speed(folder: Path) -> float:
-    """Bytes per second of one synced write; the file is gone afterwards."""
-    block = os.urandom(2**20)
-    with tempfile.TemporaryFile(dir=folder) as file:
-        began = time.perf_counter()
-        for _ in range(_PROBE_BYTES // len(block)):
-            file.write(block)
-        file.flush()
-        os.fsync(file.fileno())
-        return _PROBE_BYTES / (time.perf_counter() - began)
 
 
 def weights_cache() -> Check:
@@ -354,7 +352,9 @@ RECIPE_CHECKS: tuple[Callable[[Config], list[Check]], ...] = (
     recipe_workers,
     recipe_checkpoints,
     recipe_records,
+    recipe_telemetry,
+    recipe_cache,
 )
 
-SFT_CHECKS = (recipe_sizes, recipe_model, recipe_files, recipe_device)
+SFT_CHECKS = (recipe_sizes, recipe_model, recipe_files, recipe_device, recipe_telemetry)
 """Those that mean something to a supervised recipe: it has neither rewards nor a number of steps yet."""

@@ -48,6 +48,7 @@ from paceline.model.transfer import to_device
 from paceline.telemetry.flops import forward_flops, train_flops
 from paceline.telemetry.ledger import Ledger, Span
 from paceline.telemetry.metrics import MetricAccumulator
+from paceline.telemetry.traffic import optimizer_bytes, pass_bytes
 from paceline.types import Stage
 
 S = TypeVar("S", bound=TokenPair)
@@ -134,6 +135,7 @@ class ModelEngine:
             self._parked = ParkedWeights(self.model.module)
         self.lost_on_resume: float | None = None
         self._optimizer: MasterAdamW | None = None
+        self._optimizer_bytes = 0
         if num_updates is not None:
             self._optimizer = MasterAdamW(
                 self.sharded.parameters,
@@ -142,6 +144,9 @@ class ModelEngine:
                 mesh=self.mesh,
                 partly_seen=self.sharded.partly_seen,
             )
+            trained = [parameter for parameter in self.sharded.parameters.values() if parameter.requires_grad]
+            own = sum(local_part(parameter).numel() for parameter in trained)
+            self._optimizer_bytes = optimizer_bytes(own, self.model.dtype.itemsize)
 
     @property
     def optimizer(self) -> MasterAdamW:
@@ -169,7 +174,7 @@ class ModelEngine:
                 values.append(read(model, micro_batch.inputs)[0].float())
                 order += micro_batch.order
                 tokens, flops = self._work(micro_batch, is_training=False)
-                span.add(tokens=tokens, flops=flops)
+                span.add(tokens=tokens, flops=flops, num_bytes=self._traffic(micro_batch, is_training=False))
             for _ in range(count - len(plan.rows)):
                 read(model, empty_inputs(self._batch, model.device, self.mesh.sp_size))
             found = _by_sample(own, order, values)
@@ -191,7 +196,7 @@ class ModelEngine:
                 self.optimizer.zero_grad()
                 give_back_memory(self.model.device)
                 metrics.add(f"{self._prefix}memory/out_of_memory_retries", 1)
-            with self._ledger.span(stage, "optimizer"):
+            with self._ledger.span(stage, "optimizer", num_bytes=self._optimizer_bytes):
                 outcome = self.optimizer.step()
             metrics.merge(done.metrics)
             if self.mesh.reports_share:
@@ -215,6 +220,7 @@ class ModelEngine:
         readers: list[Callable[[], list[Metrics]]] = []
         slots: list[int] = []
         work: list[tuple[int, float]] = []
+        num_bytes = 0
         try:
             for number in range(count):
                 self.sharded.before_micro_batch(number == count - 1)
@@ -226,6 +232,7 @@ class ModelEngine:
                 members = [own[index] for index in micro_batch.order]
                 readers.append(self._forward_backward(micro_batch, members, stage, read, loss_of, found))
                 work.append(self._work(micro_batch, is_training=True))
+                num_bytes += self._traffic(micro_batch, is_training=True)
                 slots.append(micro_batch.num_slots)
                 num_padding += micro_batch.num_padding
         except RuntimeError as error:
@@ -235,7 +242,8 @@ class ModelEngine:
             # outside the handler: its traceback would keep every tensor of the failed pass alive
             self.budget.shrink(largest or self.budget.tokens, own, self._train)
             return None
-        span.add(tokens=sum(tokens for tokens, _ in work), flops=sum(flops for _, flops in work))
+        tokens, flops = sum(tokens for tokens, _ in work), sum(flops for _, flops in work)
+        span.add(tokens=tokens, flops=flops, num_bytes=num_bytes)
         num_new = len(self._shapes) - shapes_before
         return Accumulated(plan, sum(slots), num_padding, num_new, count, found, tuple(readers))
 
@@ -375,6 +383,12 @@ class ModelEngine:
         part = self.mesh.rank % num_parts
         tokens = micro_batch.num_slots // num_parts + (part < micro_batch.num_slots % num_parts)
         return tokens, flops / num_parts
+
+    def _traffic(self, micro_batch: MicroBatch, is_training: bool) -> int:
+        """Bytes this rank moves at least for a micro-batch; ranks that divide the weights move a part each."""
+        bytes_per_value = self.model.dtype.itemsize
+        whole = pass_bytes(self.model.shape, micro_batch.segments, bytes_per_value, is_training=is_training)
+        return whole // self.mesh.tp_size
 
 
 def _by_sample(own: Sequence[TokenPair], order: Sequence[int], values: Sequence[Tensor]) -> list[FloatArray]:

@@ -15,7 +15,8 @@ from paceline.rewards.combination import SourcedRewards
 from paceline.rollout import RolloutRequest, SamplingParams
 from paceline.schedules.recorded_rollouts import replay_groups
 from paceline.schedules.setup import Run
-from paceline.schedules.sharing import into_groups, own_parts
+from paceline.schedules.sharing import Part, into_groups, own_parts
+from paceline.telemetry.traffic import rollout_bytes
 from paceline.types import Group, Prompt, RewardJob, Sample, Verdict
 
 P = TypeVar("P")
@@ -138,7 +139,9 @@ def _generate_groups(
     params = SamplingParams(temperature, run.stop_token_ids, run.config.rollout.ignore_eos)
     with whole_weights(run), run.ledger.span("rollout") as span:
         generated = run.engine.generate([part.request for part in parts], params, submit)
-        span.add(tokens=run.engine.stats.num_generated_tokens, flops=run.engine.stats.flops)
+        stats = run.engine.stats
+        num_bytes = least_traffic(run, parts, generated)
+        span.add(tokens=stats.num_generated_tokens, flops=stats.flops, num_bytes=num_bytes)
         if not run.config.rollout.keep_cache:
             run.engine.sleep()
     with run.ledger.span("reward", cause="queue"):
@@ -151,6 +154,19 @@ def _generate_groups(
     meet(run.mesh, run.ledger, "the others' samples")
     with run.ledger.span("rollout", "exchange", cause="communication"):
         return into_groups(requests, chain.from_iterable(run.mesh.gather_objects(scored)))
+
+
+def least_traffic(run: Run, parts: Sequence[Part], generated: Sequence[Sequence[Sample]]) -> int:
+    """Bytes the rollout moved at least (`telemetry.traffic`): one pass for the prompts, and one a decoding step."""
+    if not parts:
+        return 0
+    lengths = [
+        (len(part.request.prompt.token_ids), len(sample.token_ids))
+        for part, samples in zip(parts, generated, strict=True)
+        for sample in samples
+    ]
+    num_passes = run.engine.stats.num_decode_steps + 1
+    return rollout_bytes(run.model.shape, lengths, num_passes, run.model.dtype.itemsize)
 
 
 @contextmanager

@@ -16,7 +16,8 @@ from paceline.model.flash_kernels import kernel_for
 from paceline.model.fused.layers import is_fused
 from paceline.model.loading import CausalModel, has_bf16_matrix_units
 from paceline.model.packing_probe import ProbeResult
-from paceline.telemetry.environment import collect_environment, write_environment
+from paceline.telemetry.ceilings import cpu_device_name, read_ceilings
+from paceline.telemetry.environment import collect_environment, cpu_model, write_environment
 
 RECORD_VERSION = 1
 
@@ -46,6 +47,7 @@ class RunFolder:
             "dtype": str(model.dtype).removeprefix("torch."),
             "model_type": model.family.model_type,
             "family_tested": model.family.tested,
+            "ceilings": _ceilings(device),
             "features": {
                 "packed_attention": "pieces" if kernel is None else kernel.name,
                 "fused_layers": is_fused(decoder_layers(model.module, model.shape.num_layers)),
@@ -76,6 +78,16 @@ class RunFolder:
         aside = self.path / f".{name}.tmp"
         aside.write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
         os.replace(aside, self.path / name)
+
+
+def _ceilings(device: torch.device) -> dict[str, Any] | None:
+    """What `paceline doctor --measure` has found for this device and version of torch, if it was run."""
+    if device.type == "cuda":
+        name = torch.cuda.get_device_name(device)
+    else:
+        name = cpu_device_name(cpu_model(), torch.get_num_threads())
+    found = read_ceilings(name, torch.__version__)
+    return None if found is None else found.as_dict()
 
 
 def open_run_folder(config: Config) -> RunFolder:

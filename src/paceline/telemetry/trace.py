@@ -1,15 +1,18 @@
 """A run's spans as a trace that Perfetto and chrome://tracing open (the Trace Event Format). Torch-free.
 
 One process per rank; its tracks are the sections (steps and what lies between), the stack of spans, and as many tracks
-of background work as overlap at one time. Time 0 is the start of the run's first process; a resumed run's processes
+of background work as overlap at one time. Counters show memory, causes of profiled steps, and samples of device and
+host. Time 0 is the start of the run's first process; a resumed run's processes
 lie after one another as they did on the clock.
 """
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from paceline.telemetry.causes.records import RankCauses, read_causes
+from paceline.telemetry.device.records import RankDevice, read_device_samples
 from paceline.telemetry.records import (
     BackgroundRecord,
     LedgerProcess,
@@ -18,14 +21,19 @@ from paceline.telemetry.records import (
     SpanRecord,
     read_ledger,
 )
+from paceline.telemetry.trace_counters import cause_counters, causes_by_step, device_counters
 
 TRACE_FILE = "trace.json"
 
 _SECTIONS, _SPANS, _BACKGROUND = 0, 1, 2
 
 
-def trace_events(ledgers: Sequence[RankLedger]) -> dict[str, Any]:
+def trace_events(
+    ledgers: Sequence[RankLedger], causes: Sequence[RankCauses] = (), devices: Sequence[RankDevice] = ()
+) -> dict[str, Any]:
     """The trace as a JSON object; times in microseconds, `pid` is the rank."""
+    cells = causes_by_step(causes)
+    causes_of, device_of = {one.rank: one for one in causes}, {one.rank: one for one in devices}
     starts = [process.unix_s for ledger in ledgers for process in ledger.processes]
     origin_s = min(starts, default=0.0)
     events: list[dict[str, Any]] = []
@@ -35,13 +43,17 @@ def trace_events(ledgers: Sequence[RankLedger]) -> dict[str, Any]:
             offset_s = process.unix_s - origin_s
             lanes = _lanes(process.background)
             num_lanes = max(num_lanes, 1 + max(lanes, default=-1))
-            events += _process_events(process, lanes, ledger.rank, offset_s)
+            events += _process_events(process, lanes, ledger.rank, offset_s, cells)
+        if ledger.rank in causes_of:
+            events += cause_counters(ledger, causes_of[ledger.rank], origin_s)
+        if ledger.rank in device_of:
+            events += device_counters(device_of[ledger.rank], origin_s)
         events += _track_names(ledger.rank, num_lanes)
     return {"displayTimeUnit": "ms", "traceEvents": events}
 
 
 def write_trace(run_dir: Path, path: Path | None = None) -> Path:
-    """Writes the trace of a run's ledger to `path` (default: `trace.json` in its folder) and returns where.
+    """Writes the trace of a run's records to `path` (default: `trace.json` in its folder) and returns where.
 
     Raises:
         FileNotFoundError: the run has no ledger.
@@ -50,20 +62,27 @@ def write_trace(run_dir: Path, path: Path | None = None) -> Path:
     if not ledgers:
         raise FileNotFoundError(f"{run_dir / 'ledger'}: no ledger to make a trace of")
     path = path or run_dir / TRACE_FILE
-    path.write_text(json.dumps(trace_events(ledgers)), encoding="utf-8")
+    events = trace_events(ledgers, read_causes(run_dir), read_device_samples(run_dir))
+    path.write_text(json.dumps(events, allow_nan=False), encoding="utf-8")
     return path
 
 
 def _process_events(
-    process: LedgerProcess, lanes: Sequence[int], rank: int, offset_s: float
+    process: LedgerProcess,
+    lanes: Sequence[int],
+    rank: int,
+    offset_s: float,
+    cells: Mapping[tuple[int, int], Mapping[str, Mapping[str, float]]],
 ) -> Iterator[dict[str, Any]]:
     for section in process.sections:
         name = "outside steps" if section.step is None else f"step {section.step}"
-        figures = {
+        figures: dict[str, Any] = {
             "unaccounted_s": section.unaccounted_s,
             "num_spans": section.num_spans,
             "num_spans_not_kept": section.num_spans_not_kept,
         }
+        if section.step is not None and (rank, section.step) in cells:
+            figures["causes_s"] = cells[rank, section.step]
         yield _slice(name, "section", section, rank, _SECTIONS, offset_s, figures)
         yield from _memory_counters(section, rank, offset_s)
     for span in process.spans:

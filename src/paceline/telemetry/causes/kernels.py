@@ -163,7 +163,8 @@ _VIEWS = (
     r"^aten::(?:unsqueeze|squeeze|select|slice|narrow|permute|movedim|chunk|split|unbind|flatten|unflatten|numpy_T)\b",
     r"^aten::(?:empty|empty_like|empty_strided|resize_|set_|resolve_|result_type|lift_fresh|to|_to_copy|contiguous)",
     r"^aten::(?:is_|can_|size|stride|_has|item|_local_scalar)",
-    r"^detach$|^autograd::|Backward\d*$|AccumulateGrad|^torch::|Function$",
+    r"^_[A-Z]\w+$",  # autograd functions: what is not in an operator inside them is host code
+    r"^detach_?$|^autograd::|Backward\d*$|AccumulateGrad|^torch::|Function$",
 )
 
 OPERATORS: tuple[Pattern, ...] = (
