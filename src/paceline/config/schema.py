@@ -260,8 +260,12 @@ class RolloutSection(Section):
     """Longest response in tokens, the end token included."""
     max_running: Positive = 128
     """Samples decoded at the same time (slots of the KV cache) per device."""
+    cache: Literal["auto", "slots", "paged"] = "auto"
+    """KV cache of the native engine: one slot of full length per sample, or pages that samples of a prompt share and
+    that are taken as samples grow. auto: paged on CUDA, slots on a CPU."""
     kv_cache_gb: Annotated[float, Field(gt=0)] | None = None
-    """Most memory the KV cache may take, in GiB per device; fewer samples run at a time if needed. None: no bound."""
+    """Most memory the KV cache may take, in GiB per device; fewer samples run at a time if needed; with
+    pages, samples are preempted and computed again (rollout/preemptions). None: no bound."""
     keep_cache: bool = True
     """Keep the KV cache's memory between rollouts; false gives it back before updates, and takes it again."""
     stop_token_ids: tuple[int, ...] = ()

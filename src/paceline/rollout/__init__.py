@@ -1,6 +1,7 @@
 """Prompts to samples: one protocol, and the engines behind it."""
 
 from paceline.rollout.native.engine import NativeEngine
+from paceline.rollout.native.paged import PagedEngine
 from paceline.rollout.protocol import (
     RolloutEngine,
     RolloutRequest,
@@ -12,6 +13,7 @@ from paceline.rollout.protocol import (
 
 __all__ = [
     "NativeEngine",
+    "PagedEngine",
     "RolloutEngine",
     "RolloutRequest",
     "RolloutStats",

@@ -53,6 +53,8 @@ class RolloutStats:
     num_slot_steps: int = 0
     num_slots: int = 0
     cache_bytes: int = 0
+    num_preemptions: int = 0
+    num_preempted_tokens: int = 0
     flops: float = 0.0
 
     @property

@@ -31,7 +31,8 @@ from paceline.model.lora import AdaptedModel, add_adapters
 from paceline.model.packing_probe import ProbeResult, probe_packing
 from paceline.rewards.combination import SourcedRewards
 from paceline.rewards.pool import RewardPool
-from paceline.rollout import NativeEngine, RolloutStats
+from paceline.rollout import NativeEngine, PagedEngine, RolloutStats
+from paceline.rollout.native.choice import engine_features, open_native_engine
 from paceline.rollout.native.engine import EngineLimits
 from paceline.rollout.recording import ReplayEngine, RolloutRecorder
 from paceline.schedules.critic_setup import open_critic
@@ -78,7 +79,7 @@ class Run:
     reference: ModelEngine | CausalModel | None
     trainer: TrainEngine
     critic: CriticEngine | None
-    engine: NativeEngine
+    engine: NativeEngine | PagedEngine
     sync: InProcessSync | GatheredSync
     store: CheckpointStore
     instruments: Instruments
@@ -147,7 +148,14 @@ def open_run(config: Config, display: Display, place: Place | None = None) -> It
         if log is not None:
             stack.callback(log.close)
         sharded = trainer.engine.sharded
-        engine = NativeEngine(sharded.view or sharded.model, tokenizer, _engine_limits(config), ledger)
+        engine = open_native_engine(
+            sharded.view or sharded.model,
+            tokenizer,
+            config.rollout.cache,
+            _engine_limits(config),
+            ledger,
+            weights_stay=mesh.world_size == 1,
+        )
         run = Run(
             config=config,
             mesh=mesh,
@@ -173,7 +181,7 @@ def open_run(config: Config, display: Display, place: Place | None = None) -> It
             recorder=open_recorder(config, folder.is_writer),
             replay=replay,
         )
-        folder.write_environment(trainer.model, probe)
+        folder.write_environment(trainer.model, probe, engine_features(engine))
         for note in task.notes:
             display.note(f"  task: {note}")
         stack.callback(run.store.wait)
@@ -220,7 +228,9 @@ def _example_job(task: Task) -> RewardJob:
     return RewardJob(prompt.text, "A completion.", prompt.answer, prompt.metadata, prompt.messages)
 
 
-def _open_sync(engine: NativeEngine, trainer: TrainEngine, ledger: Ledger) -> InProcessSync | GatheredSync:
+def _open_sync(
+    engine: NativeEngine | PagedEngine, trainer: TrainEngine, ledger: Ledger
+) -> InProcessSync | GatheredSync:
     mesh, sharded = trainer.engine.mesh, trainer.engine.sharded
     if mesh.world_size == 1:
         parameters = trainer.model.module.named_parameters

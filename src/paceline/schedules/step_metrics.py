@@ -63,6 +63,8 @@ def _record_engine(stats: RolloutStats, metrics: MetricAccumulator) -> None:
     metrics.add("rollout/prefill_tokens", stats.num_prefill_tokens)
     metrics.add("rollout/mean_running", stats.mean_running, stats.num_decode_steps)
     metrics.add("rollout/cache_bytes", stats.cache_bytes)
+    metrics.add("rollout/preemptions", stats.num_preemptions)
+    metrics.add("rollout/preempted_tokens", stats.num_preempted_tokens)
 
 
 def _record_verdicts(rollout: Rollout, batch: CreditedBatch, metrics: MetricAccumulator) -> None:

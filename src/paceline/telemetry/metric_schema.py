@@ -181,6 +181,8 @@ rollout/logprob_difference_max | max | nats | Largest such difference.
 rollout/prefill_tokens | sum | tokens | Prompt tokens the engine computed; a shared prompt counts once.
 rollout/mean_running | mean | samples | Samples decoded at the same time, mean over the decoding steps.
 rollout/cache_bytes | max | bytes | Memory of the KV cache per device.
+rollout/preemptions | sum | samples | Samples that gave their pages up because the cache was full, and went on later.
+rollout/preempted_tokens | sum | tokens | Cached tokens of preempted samples, which were computed again.
 prompts/consumed | sum | prompts | Prompts the step consumed; the loader's saved position counts these.
 weight_version | last | version | Version of the weights after the step.
 profiled | max | steps | 1 in a step that ran under the profiler, and so slower: leave it out of statistics of time.
