@@ -141,12 +141,11 @@ class PagedEngine:
 
     @torch.inference_mode()
     def abort(self, request_id: int) -> list[SampleEvent]:
-        """See `StreamingEngine.abort`. Nothing where the request is unknown or finished."""
-        if request_id not in self._actives:
-            return []
-        self._read_all()
-        for ended in self._scheduler.abort(request_id):
-            self._deliver(ended)
+        """See `StreamingEngine.abort`. Nothing where the request is unknown or was handed over."""
+        if request_id in self._actives:
+            self._read_all()
+            for ended in self._scheduler.abort(request_id):
+                self._deliver(ended)
         return self._inbox.take(request_id)
 
     def load_weights(self, weights: Iterable[tuple[str, Tensor]], version: int) -> None:
