@@ -11,6 +11,7 @@ from typing import Annotated
 
 import typer
 
+from paceline.cli.ablate import ablate_recipe
 from paceline.cli.adapters import import_app, lint_app, translate_app
 from paceline.cli.bench import bench_app
 from paceline.cli.diagnose import diagnose_run
@@ -53,6 +54,7 @@ app.command("report")(write_reports)
 app.command("diagnose")(diagnose_run)
 app.command("profile")(profile_recipe)
 app.command("trace")(trace_run)
+app.command("ablate")(ablate_recipe)
 
 Recipe = Annotated[str, typer.Argument(help="YAML recipe; settings are also given as section.key=value.")]
 Overrides = Annotated[

@@ -4,7 +4,7 @@ The records are data (`features.yaml`); more of them can be read from a file of 
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +33,7 @@ class Feature:
     effect: Mapping[str, str]
     risk: Mapping[str, str]
     prerequisite: Mapping[str, str]
+    tolerance: Mapping[str, float] = field(default_factory=dict)
 
 
 def read_features(path: Path) -> dict[str, Feature]:
@@ -68,7 +69,19 @@ def _feature(id: str, record: Any) -> Feature:
         effect=record["effect"],
         risk=record["risk"],
         prerequisite=record["prerequisite"],
+        tolerance=_tolerance(id, record.get("tolerance", {})),
     )
+
+
+def _tolerance(id: str, content: Any) -> dict[str, float]:
+    if not isinstance(content, Mapping) or not all(
+        name in ("loss", "grad_norm") and isinstance(value, int | float) and value >= 0
+        for name, value in content.items()
+    ):
+        raise ConfigError(
+            f"features.{id}.tolerance", content, "may state loss and grad_norm, each at least 0"
+        )
+    return {name: float(value) for name, value in content.items()}
 
 
 def _shares(id: str, shares: Any) -> Shares:

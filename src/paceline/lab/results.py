@@ -22,6 +22,8 @@ RunStatus = Literal["pending", "completed", "failed", "refused"]
 Verdict = Literal["faster", "slower", "no_difference", "undecided"]
 """What the interval of the step time supports. `no_difference`: it holds 1 and lies within the margin; `undecided`: it
 holds 1 and more than the margin, or there are too few pairs for an interval."""
+RolloutMode = Literal["replay", "sample"]
+"""Whether all runs train on one recorded rollout, or sample anew."""
 CorrectnessStatus = Literal["passed", "failed", "not_checked"]
 CorrectnessReason = Literal[
     "within_tolerance",
@@ -93,9 +95,9 @@ class Prediction:
 
 @dataclass(frozen=True, slots=True)
 class Correctness:
-    """Whether the arm computes the same as the baseline. `loss_difference` is the largest |loss - baseline's loss| of
-    any kept step of any pair, `grad_norm_difference` the same of gradient norms relative to the baseline's,
-    `repeat_loss_difference` the largest between two runs of the baseline itself."""
+    """Whether the arm computes the same as the baseline. `loss_difference` is the largest |loss - baseline's loss| in
+    nats of any step of any pair, warm-up included; `grad_norm_difference` the same of gradient norms, relative to the
+    baseline's; `repeat_*` are the largest between two runs of the baseline itself. Tolerances are the feature map's."""
 
     status: CorrectnessStatus
     reason: CorrectnessReason
@@ -104,6 +106,9 @@ class Correctness:
     grad_norm_difference: float | None
     repeat_loss_difference: float | None
     same_samples: bool | None
+    """Whether both trained on the same samples; None where nothing was compared."""
+    grad_norm_tolerance: float | None = None
+    repeat_grad_norm_difference: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
