@@ -29,6 +29,7 @@ TABLE: dict[str, set[str]] = {
     "checkpoint": {"config", "telemetry"},
     "launch": {"config"},
     "diagnosis": {"config", "telemetry"},
+    "monitor": {"config", "telemetry"},
     "planner": {"config", "telemetry", "diagnosis"},
     "lab": {"config", "telemetry", "diagnosis", "planner"},
     "report": {"config", "telemetry", "diagnosis", "planner", "lab"},
@@ -39,7 +40,17 @@ TABLE["schedules"] = set(TABLE) - {"report", "diagnosis", "lab", "adapters"}
 # the package's own modules, commands and what shows it off stand above the table
 CONSUMERS = {"", "cli", "demo", "bench"}
 
-TORCH_FREE_FOLDERS = {"types", "config", "batching", "diagnosis", "planner", "lab", "report", "adapters"}
+TORCH_FREE_FOLDERS = {
+    "types",
+    "config",
+    "batching",
+    "diagnosis",
+    "planner",
+    "lab",
+    "report",
+    "adapters",
+    "monitor",
+}
 TORCH_FREE_MODULES = [
     "paceline",
     "paceline.cli",

@@ -27,6 +27,7 @@ from paceline.cli.endings import (
 from paceline.cli.profile import profile_recipe
 from paceline.cli.report import write_reports
 from paceline.cli.trace import trace_run
+from paceline.cli.watch import watch
 from paceline.config import (
     ConfigError,
     describe,
@@ -55,6 +56,7 @@ app.command("diagnose")(diagnose_run)
 app.command("profile")(profile_recipe)
 app.command("trace")(trace_run)
 app.command("ablate")(ablate_recipe)
+app.command("watch")(watch)
 
 Recipe = Annotated[str, typer.Argument(help="YAML recipe; settings are also given as section.key=value.")]
 Overrides = Annotated[

@@ -427,6 +427,11 @@ class TelemetrySection(Section):
     """Metric sinks beside metrics.jsonl, which is always written."""
     live: Literal["auto", "on", "off"] = "auto"
     """Live terminal display; auto: on when the terminal is interactive."""
+    metrics_port: Annotated[int, Field(ge=0, le=65535)] = 0
+    """Port of the OpenMetrics endpoint (http://host:port/metrics) while the run trains; 0: none. The first rank serves
+    it for all."""
+    metrics_host: str = "127.0.0.1"
+    """Address the endpoint listens on; 0.0.0.0 lets every machine that reaches this one read the run's metrics."""
     peak_tflops: Annotated[float, Field(gt=0)] | None = None
     """Peak TFLOP/s per device for MFU on hardware the table does not know."""
     profile_every: Annotated[int, Field(ge=0)] = 0

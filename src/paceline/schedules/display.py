@@ -14,21 +14,7 @@ from rich.spinner import Spinner
 from rich.table import Table
 from rich.text import Text
 
-_SPARKS = "▁▂▃▄▅▆▇█"
-_STAGE_COLOURS = {
-    "rollout": "cyan",
-    "update_actor": "green",
-    "update_critic": "bright_green",
-    "values": "bright_yellow",
-    "reward": "magenta",
-    "old_logprob": "yellow",
-    "ref_logprob": "yellow",
-    "sync": "blue",
-    "checkpoint": "red",
-    "eval": "bright_blue",
-    "data": "white",
-    "advantage": "white",
-}
+from paceline.monitor.drawing import STAGE_COLOURS, format_seconds, sparkline
 
 
 @dataclass(slots=True)
@@ -145,24 +131,9 @@ class Display:
             share = seconds / total if total else 0.0
             if share < 0.005:
                 continue
-            bar = Text("█" * max(1, round(share * 40)), style=_STAGE_COLOURS.get(stage, "white"))
+            bar = Text("█" * max(1, round(share * 40)), style=STAGE_COLOURS.get(stage, "white"))
             table.add_row(f"{stage:<13}", f"{share:4.0%}", bar)
         return table
-
-
-def sparkline(values: list[float]) -> str:
-    """Values as a row of block characters, lowest to highest."""
-    low, high = min(values), max(values)
-    scale = (len(_SPARKS) - 1) / (high - low) if high > low else 0.0
-    return "".join(_SPARKS[round((value - low) * scale)] for value in values)
-
-
-def format_seconds(seconds: float) -> str:
-    """Seconds as 1:02:03 or 2:03."""
-    whole = round(seconds)
-    hours, rest = divmod(whole, 3600)
-    clock = f"{rest // 60}:{rest % 60:02d}"
-    return f"{hours}:{clock.zfill(5)}" if hours else clock
 
 
 class Stopwatch:

@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 
 import torch
@@ -17,6 +17,7 @@ from paceline.engine.mesh import RankMesh
 from paceline.launch.placement import find_placement
 from paceline.launch.process_group import joined_ranks
 from paceline.launch.stage_board import open_board
+from paceline.monitor.server import MetricsServer
 from paceline.schedules.display import Display
 from paceline.schedules.run_folder import RunFolder, open_run_folder
 from paceline.telemetry.device_memory import DeviceMemorySampler
@@ -122,6 +123,23 @@ def open_log(config: Config, folder: RunFolder, place: Place) -> MetricLog | Non
         return None
     sinks = open_sinks(config.telemetry.sinks, folder.path, config.run.name, config.model_dump(mode="json"))
     return MetricLog(folder.path, sinks)
+
+
+@contextmanager
+def open_endpoint(config: Config, folder: RunFolder, place: Place) -> Iterator[MetricsServer | None]:
+    """The OpenMetrics endpoint on the first rank, where the config wants one. Every rank enters.
+
+    Raises:
+        ConfigError: the port is taken; on every rank.
+    """
+    settings = config.telemetry
+    with ExitStack() as stack:
+        server = None
+        with refused_together(place.mesh):
+            if settings.metrics_port and place.mesh.is_first:
+                opened = MetricsServer(folder.path, settings.metrics_port, settings.metrics_host)
+                server = stack.enter_context(opened)
+        yield server
 
 
 def open_store(config: Config, folder: RunFolder, place: Place, ledger: Ledger) -> CheckpointStore:

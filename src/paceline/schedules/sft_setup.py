@@ -25,6 +25,7 @@ from paceline.schedules.instruments import Instruments, open_instruments
 from paceline.schedules.memory import settle_budget
 from paceline.schedules.place import (
     Place,
+    open_endpoint,
     open_folder,
     open_ledger,
     open_log,
@@ -88,6 +89,9 @@ def open_sft_run(config: Config, display: Display, place: Place | None = None) -
         stop = stack.enter_context(StopRequest())
         check_sinks(config.telemetry.sinks)
         folder = open_folder(config, place)
+        endpoint = stack.enter_context(open_endpoint(config, folder, place))
+        if endpoint is not None:
+            display.note(f"  metrics: {endpoint.url}")
         seed_and_threads(config)
         ledger = open_ledger(folder, place)
         stack.callback(ledger.close)
