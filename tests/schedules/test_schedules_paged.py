@@ -2,9 +2,10 @@
 
 import json
 
+import pytest
 from tiny_runs import tiny_sections
 
-from paceline.config import load_config
+from paceline.config import ConfigError, load_config
 from paceline.schedules import run_training
 from paceline.telemetry.metrics import read_metrics
 
@@ -26,3 +27,25 @@ def test_a_run_on_pages_trains_on_the_same_samples_and_counts_preemptions(tmp_pa
     assert any(m["rollout/preemptions"] > 0 and m["rollout/preempted_tokens"] > 0 for m in pages)
     features = json.loads((path / "env.json").read_text())["features"]
     assert features["rollout_cache"] == "paged" and features["rollout_attention"] == "gather"
+
+
+def test_an_exact_run_samples_what_it_scores_bit_for_bit(tmp_path):
+    path, steps = trained(tmp_path, "exact", exact=True)
+    assert all(m["rollout/logprob_difference_max"] == 0.0 for m in steps)
+    assert json.loads((path / "env.json").read_text())["features"]["rollout_exact"] is True
+
+
+@pytest.mark.parametrize(
+    ("changes", "key"),
+    [
+        ({"rollout": {"exact": True, "cache": "slots"}}, "rollout.cache"),
+        (
+            {"rollout": {"exact": True}, "cluster": {"num_devices": 2, "tensor_parallel_size": 2}},
+            "cluster.tensor_parallel_size",
+        ),
+    ],
+)
+def test_exact_rollouts_that_cannot_be_had_are_refused(tmp_path, changes, key):
+    with pytest.raises(ConfigError) as refused:
+        load_config(sections=tiny_sections(tmp_path, **changes))
+    assert key in {problem.key for problem in refused.value.problems}

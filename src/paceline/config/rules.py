@@ -274,7 +274,24 @@ def ranks_divide_into_axes(config: Config) -> ConfigError | None:
     return None
 
 
+def exact_rollouts_can_be_had(config: Config) -> ConfigError | None:
+    rollout, cluster = config.rollout, config.cluster
+    if not rollout.exact:
+        return None
+    if rollout.cache == "slots":
+        return ConfigError("rollout.cache", "slots", "has no exact decoding (rollout.exact)", "paged")
+    sizes = {
+        "cluster.tensor_parallel_size": cluster.tensor_parallel_size,
+        "cluster.sequence_parallel_size": cluster.sequence_parallel_size,
+    }
+    for key, size in sizes.items():
+        if size > 1:
+            return ConfigError(key, size, "cuts the products that rollout.exact keeps whole", "1")
+    return None
+
+
 RULES: tuple[Rule, ...] = (
+    exact_rollouts_can_be_had,
     model_is_named,
     run_name_is_one_folder,
     adapters_have_no_dropout,

@@ -263,6 +263,9 @@ class RolloutSection(Section):
     cache: Literal["auto", "slots", "paged"] = "auto"
     """KV cache of the native engine: one slot of full length per sample, or pages that samples of a prompt share and
     that are taken as samples grow. auto: paged on CUDA, slots on a CPU."""
+    exact: bool = False
+    """Products and attention, in the engine and in training, whose results for a token are the same bits whatever is
+    computed beside it: sampled log-probs then equal the trainer's bit for bit. Slower; needs pages."""
     kv_cache_gb: Annotated[float, Field(gt=0)] | None = None
     """Most memory the KV cache may take, in GiB per device; fewer samples run at a time if needed; with
     pages, samples are preempted and computed again (rollout/preemptions). None: no bound."""

@@ -52,10 +52,11 @@ class TrainEngine:
             softcap=model.logit_softcap,
             chunk=config.train.logprob_chunk,
             with_entropy_grad=config.algorithm.entropy_coefficient > 0.0,
+            exact=model.is_exact,
         )
         if one_pass_head is None:
             one_pass_head = config.train.preset == "fast" and model.device.type == "cuda"
-        plain_head = model.logit_softcap is None and model.head_bias_V is None
+        plain_head = model.logit_softcap is None and model.head_bias_V is None and not model.is_exact
         self._logit_kernels = (
             logit_kernels_for(model.device.type)
             if one_pass_head and plain_head and self.engine.mesh.world_size == 1

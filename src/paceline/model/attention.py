@@ -8,6 +8,7 @@ Shapes: B rows, T tokens of a row, H query heads, K kv heads, D head width, Q/C 
 """
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 
 import torch
@@ -16,8 +17,11 @@ from torch import Tensor, nn
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from paceline.model.cpu_attention import attend_cpu, matmul_backward_applies
+from paceline.model.exact_attention import attend_exact
 
 ATTENTION_NAME = "paceline"
+EXACT_ATTENTION_NAME = "paceline_exact"
+"""The same attention with `AttentionArgs.exact`."""
 
 _HARMLESS = frozenset({"position_ids", "use_cache", "output_attentions", "is_causal", "output_router_logits"})
 
@@ -28,12 +32,14 @@ class UnsupportedAttentionError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class AttentionArgs:
-    """What one layer adds to the plan: score scale, window in tokens (None = all) and logit soft cap."""
+    """What one layer adds to the plan: score scale, window in tokens (None = all) and logit soft cap. `exact`: every
+    query's result must be the same bits whatever is computed beside it (`exact_attention.py`)."""
 
     layer: int
     scaling: float
     window: int | None
     softcap: float | None
+    exact: bool = False
 
 
 class AttentionPlan(Protocol):
@@ -56,6 +62,7 @@ def _registered_attention(
     sliding_window: int | None = None,
     softcap: float | None = None,
     paceline_plan: AttentionPlan | None = None,
+    paceline_exact: bool = False,
     **extra: Any,
 ) -> tuple[Tensor, None]:
     """The function transformers calls in every layer; see `AttentionPlan` for the shapes.
@@ -73,7 +80,7 @@ def _registered_attention(
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     layer = module.layer_idx
     assert isinstance(layer, int)
-    args = AttentionArgs(layer, scale, sliding_window, softcap)
+    args = AttentionArgs(layer, scale, sliding_window, softcap, paceline_exact)
     return paceline_plan.attend(query, key, value, args), None
 
 
@@ -83,6 +90,8 @@ def register_attention() -> None:
     No mask function is registered on purpose: transformers then builds no mask, the plan is the mask.
     """
     ALL_ATTENTION_FUNCTIONS.register(ATTENTION_NAME, _registered_attention)
+    exact = partial(_registered_attention, paceline_exact=True)
+    ALL_ATTENTION_FUNCTIONS.register(EXACT_ATTENTION_NAME, exact)
 
 
 def attend_dense(
@@ -126,6 +135,22 @@ def attend_dense(
     return scores_BHQC.softmax(dim=-1).to(value_BKCD.dtype) @ value_BKCD
 
 
+def attend_sequences(
+    query_BHQD: Tensor, key_BKCD: Tensor, value_BKCD: Tensor, first_position: int, args: AttentionArgs
+) -> Tensor:
+    """Exact causal attention of queries that begin at `first_position` of their sequences; returns [B, H, Q, D]."""
+    positions_Q = torch.arange(query_BHQD.shape[2], device=query_BHQD.device) + first_position
+    return attend_exact(
+        query_BHQD,
+        key_BKCD,
+        value_BKCD,
+        positions_Q.expand(len(query_BHQD), -1),
+        scale=args.scaling,
+        window=args.window,
+        softcap=args.softcap,
+    )
+
+
 def additive_bias(visible: Tensor, dtype: torch.dtype) -> Tensor:
     """0 where `visible`, -inf elsewhere, in the dtype of the scores' operands."""
     return torch.zeros(visible.shape, dtype=dtype, device=visible.device).masked_fill_(
@@ -141,7 +166,9 @@ class PaddedPlan:
         self._biases: dict[tuple[int, torch.dtype], Tensor] = {}
 
     def attend(self, query_BHTD: Tensor, key_BKTD: Tensor, value_BKTD: Tensor, args: AttentionArgs) -> Tensor:
-        if args.window is None or args.window >= len(self._positions_T):
+        if args.exact:
+            out_BHTD = attend_sequences(query_BHTD, key_BKTD, value_BKTD, 0, args)
+        elif args.window is None or args.window >= len(self._positions_T):
             out_BHTD = attend_dense(query_BHTD, key_BKTD, value_BKTD, None, True, args)
         else:
             bias = self._window_bias(args.window, query_BHTD.dtype)

@@ -40,8 +40,8 @@ class TreeRanges:
 
 
 class FlashPlan:
-    """Attention of a packed row on `kernel`. Layers it cannot serve (float32, a soft cap, a window in a tree, heads
-    not a multiple of 8 wide) go to `fallback`, which gives the same result."""
+    """Attention of a packed row on `kernel`. Layers it cannot serve (float32, exact mode, a soft cap, a window in a
+    tree, heads not a multiple of 8 wide) go to `fallback`, which gives the same result."""
 
     def __init__(
         self, segments: Sequence[Segment], kernel: VarlenKernel, fallback: AttentionPlan, device: torch.device
@@ -67,7 +67,9 @@ class FlashPlan:
     def _kernel_applies(self, query_BHTD: Tensor, args: AttentionArgs) -> bool:
         half = query_BHTD.dtype in (torch.bfloat16, torch.float16)
         window_fits = args.window is None or not self._tree.shared
-        return half and args.softcap is None and window_fits and query_BHTD.shape[-1] % 8 == 0
+        return (
+            half and not args.exact and args.softcap is None and window_fits and query_BHTD.shape[-1] % 8 == 0
+        )
 
 
 class _TreeAttention(torch.autograd.Function):

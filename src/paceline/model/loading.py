@@ -23,7 +23,12 @@ from transformers.utils import logging as hf_logging
 
 from paceline.config.errors import ConfigError
 from paceline.config.schema import ModelSection
-from paceline.model.attention import ATTENTION_NAME, AttentionPlan, register_attention
+from paceline.model.attention import (
+    ATTENTION_NAME,
+    EXACT_ATTENTION_NAME,
+    AttentionPlan,
+    register_attention,
+)
 from paceline.model.cpu_linear import use_weight_first_products
 from paceline.model.families import FamilyCheck, UnsupportedModelError, check_family
 from paceline.model.parallel.groups import ALONE, ModelPeers
@@ -72,6 +77,11 @@ class CausalModel:
     def head_bias_V(self) -> Tensor | None:
         """The output bias, where the model has one."""
         return self.module.get_output_embeddings().bias
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether `make_exact` has been here: log-probs of a token do not depend on what is computed beside it."""
+        return bool(self.module.config._attn_implementation == EXACT_ATTENTION_NAME)
 
     @property
     def logit_softcap(self) -> float | None:

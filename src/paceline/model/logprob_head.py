@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from paceline.model.cpu_linear import linear_few_rows
+from paceline.model.exact_products import product_in_tiles
 from paceline.model.logit_kernels import logit_kernels_for
 from paceline.model.triton_support import has_triton
 
@@ -29,6 +30,8 @@ class HeadSettings:
     softcap: float | None
     chunk: int
     with_entropy_grad: bool = False
+    exact: bool = False
+    """Logits of a token are the same bits whatever tokens stand beside it (`exact_products.py`)."""
 
     def __post_init__(self) -> None:
         if self.chunk < 1:
@@ -65,14 +68,18 @@ def scaled_logits(
     hidden_CE: Tensor, weight_VE: Tensor, bias_V: Tensor | None, settings: HeadSettings
 ) -> Tensor:
     """Capped logits over temperature, float32 [C, V]; the distribution both sampling and scoring use."""
-    logits_CV = _raw_logits(hidden_CE, weight_VE, bias_V).float()
+    logits_CV = _raw_logits(hidden_CE, weight_VE, bias_V, settings).float()
     if settings.softcap is not None:
         logits_CV = settings.softcap * torch.tanh(logits_CV / settings.softcap)
     return logits_CV if settings.temperature == 1.0 else logits_CV / settings.temperature
 
 
-def _raw_logits(hidden_CE: Tensor, weight_VE: Tensor, bias_V: Tensor | None) -> Tensor:
+def _raw_logits(
+    hidden_CE: Tensor, weight_VE: Tensor, bias_V: Tensor | None, settings: HeadSettings
+) -> Tensor:
     """Logits in the working dtype, [C, V]."""
+    if settings.exact:
+        return product_in_tiles(hidden_CE, weight_VE, bias_V)
     if bias_V is None and hidden_CE.device.type == "cpu":
         return linear_few_rows(hidden_CE, weight_VE)
     return torch.nn.functional.linear(hidden_CE, weight_VE, bias_V)
@@ -85,7 +92,7 @@ def _are_plain(settings: HeadSettings) -> bool:
 
 def _kernels_apply(hidden_RE: Tensor, bias_V: Tensor | None, settings: HeadSettings) -> bool:
     on_device = hidden_RE.is_cuda and has_triton()
-    return on_device and bias_V is None and settings.softcap is None
+    return on_device and bias_V is None and settings.softcap is None and not settings.exact
 
 
 class _KernelHead(torch.autograd.Function):
@@ -168,7 +175,8 @@ class _ChunkedHead(torch.autograd.Function):
             hidden_RE.split(settings.chunk), targets_R.split(settings.chunk), strict=True
         ):
             if _are_plain(settings):
-                log_p_CV = _raw_logits(hidden_CE, weight_VE, bias_V).log_softmax(dim=-1, dtype=torch.float32)
+                logits_CV = _raw_logits(hidden_CE, weight_VE, bias_V, settings)
+                log_p_CV = logits_CV.log_softmax(dim=-1, dtype=torch.float32)
             else:
                 log_p_CV = scaled_logits(hidden_CE, weight_VE, bias_V, settings).log_softmax(dim=-1)
             logprobs.append(log_p_CV.gather(-1, targets_C[:, None]).squeeze(-1))
@@ -240,7 +248,7 @@ def _logit_gradient(
     """
     target_C1 = (grad_logprob_C * -torch.expm1(logprob_C))[:, None]
     if _are_plain(settings) and grad_entropy_C is None:
-        p_CV = _raw_logits(hidden_CE, weight_VE, bias_V).softmax(dim=-1)
+        p_CV = _raw_logits(hidden_CE, weight_VE, bias_V, settings).softmax(dim=-1)
         grad_CV = p_CV.mul_(-grad_logprob_C[:, None].to(p_CV.dtype))
         return grad_CV.scatter_(-1, targets_C[:, None], target_C1.to(grad_CV.dtype))
     logits_CV = scaled_logits(hidden_CE, weight_VE, bias_V, settings)

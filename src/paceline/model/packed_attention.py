@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from paceline.batching.prefixes import Segment
-from paceline.model.attention import AttentionArgs, additive_bias, attend_dense
+from paceline.model.attention import AttentionArgs, additive_bias, attend_dense, attend_sequences
 from paceline.model.flash_attention import FlashPlan
 from paceline.model.flash_kernels import kernel_for
 
@@ -41,12 +41,15 @@ class PackedPlan:
     """Attention for a packed row, by pieces; runs on every device and is the reference for faster plans."""
 
     def __init__(self, segments: Sequence[Segment], position_ids_T: Tensor) -> None:
+        self._segments = tuple(segments)
         self._pieces = cut_pieces(segments)
         self._sizes = [piece.length for piece in self._pieces]
         self._positions = position_ids_T.split(self._sizes)
         self._biases: dict[tuple[int, int | None, torch.dtype], Tensor | None] = {}
 
     def attend(self, query_BHTD: Tensor, key_BKTD: Tensor, value_BKTD: Tensor, args: AttentionArgs) -> Tensor:
+        if args.exact:
+            return self._attend_exact(query_BHTD, key_BKTD, value_BKTD, args)
         queries = query_BHTD.split(self._sizes, dim=2)
         keys = key_BKTD.split(self._sizes, dim=2)
         values = value_BKTD.split(self._sizes, dim=2)
@@ -58,6 +61,22 @@ class PackedPlan:
                 value = torch.cat([*(values[c] for c in piece.context), value], dim=2)
             bias = self._bias(index, args.window, key.dtype)
             outputs.append(attend_dense(queries[index], key, value, bias, bias is None, args))
+        return torch.cat(outputs, dim=2).transpose(1, 2)
+
+    def _attend_exact(
+        self, query_BHTD: Tensor, key_BKTD: Tensor, value_BKTD: Tensor, args: AttentionArgs
+    ) -> Tensor:
+        """Every segment against its ancestors and itself, as one sequence from its first token."""
+        lengths = [segment.length for segment in self._segments]
+        queries, keys, values = (part.split(lengths, dim=2) for part in (query_BHTD, key_BKTD, value_BKTD))
+        outputs = []
+        for index, segment in enumerate(self._segments):
+            path = [index]
+            while (parent := self._segments[path[0]].parent) >= 0:
+                path.insert(0, parent)
+            key, value = (torch.cat([parts[i] for i in path], dim=2) for parts in (keys, values))
+            first_position = key.shape[2] - segment.length
+            outputs.append(attend_sequences(queries[index], key, value, first_position, args))
         return torch.cat(outputs, dim=2).transpose(1, 2)
 
     def _bias(self, index: int, window: int | None, dtype: torch.dtype) -> Tensor | None:

@@ -12,7 +12,6 @@ from torch import Tensor
 
 from paceline.batching.prefixes import PackItem, build_pack
 from paceline.config.errors import ConfigError
-from paceline.model.attention import ATTENTION_NAME
 from paceline.model.families import UnsupportedModelError
 from paceline.model.fused.layers import stock_layers
 from paceline.model.inputs import ModelInputs, packed_inputs, score
@@ -119,6 +118,7 @@ def _one_by_one(
     """What the stock forward pass (no plan, no fused layer) gives, in the order of the pack's response tokens."""
     module = model.module
     found: list[Tensor] = []
+    usual = module.config._attn_implementation
     module.set_attn_implementation("eager")
     try:
         with stock_layers(list(module.base_model.modules())):
@@ -126,5 +126,5 @@ def _one_by_one(
                 prompt, response = items[item_index].prompt, items[item_index].responses[response_index]
                 found.append(stock(torch.tensor([[*prompt, *response]], device=model.device), len(prompt)))
     finally:
-        module.set_attn_implementation(ATTENTION_NAME)
+        module.set_attn_implementation(usual)
     return torch.cat(found)

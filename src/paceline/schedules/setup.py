@@ -37,7 +37,7 @@ from paceline.rollout.native.engine import EngineLimits
 from paceline.rollout.recording import ReplayEngine, RolloutRecorder
 from paceline.schedules.critic_setup import open_critic
 from paceline.schedules.display import Display
-from paceline.schedules.fused_layers import fuse_model
+from paceline.schedules.fused_layers import finish_model
 from paceline.schedules.instruments import Instruments, open_instruments
 from paceline.schedules.memory import probe_budget, settle_budget
 from paceline.schedules.place import (
@@ -155,7 +155,7 @@ def open_run(config: Config, display: Display, place: Place | None = None) -> It
         engine = open_native_engine(
             sharded.view or sharded.model,
             tokenizer,
-            config.rollout.cache,
+            "paged" if config.rollout.exact else config.rollout.cache,
             _engine_limits(config),
             ledger,
             weights_stay=mesh.world_size == 1,
@@ -265,7 +265,7 @@ def load_trained_model(config: Config, device: torch.device) -> CausalModel:
     model = load_model(config.model, device, config.run.seed)
     if config.lora.rank:
         model = add_adapters(model, config.lora, config.model.path, child_seed(config.run.seed, "lora"))
-    fuse_model(config, model)
+    finish_model(config, model)
     return model
 
 
@@ -277,7 +277,7 @@ def load_reference(
     if isinstance(model, AdaptedModel):
         return model.without_adapters()
     copy = load_model(config.model, model.device, config.run.seed)
-    fuse_model(config, copy)
+    finish_model(config, copy)
     return ModelEngine(copy, config.train, config.batch, ledger, None, mesh=place.mesh_of("reference"))
 
 

@@ -27,7 +27,10 @@ def open_native_engine(
     if cache == "slots" or (cache == "auto" and model.device.type != "cuda"):
         return NativeEngine(model, tokenizer, limits, ledger)
     paged = PagedLimits(
-        limits.max_running, limits.prefill_token_budget, limits.max_cache_bytes, captures=weights_stay
+        limits.max_running,
+        limits.prefill_token_budget,
+        limits.max_cache_bytes,
+        captures=weights_stay and not model.is_exact,
     )
     return PagedEngine(model, tokenizer, paged, ledger)
 
@@ -40,5 +43,6 @@ def engine_features(engine: NativeEngine | PagedEngine) -> dict[str, str | int |
         "rollout_cache": "paged",
         "rollout_attention": engine.runner.attention.name,
         "rollout_page_tokens": engine.runner.page_tokens,
+        "rollout_exact": engine.is_exact,
         "rollout_captured": engine.runner.is_captured,
     }

@@ -10,7 +10,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from paceline.model.attention import AttentionArgs, additive_bias, attend_dense
+from paceline.model.attention import AttentionArgs, additive_bias, attend_dense, attend_sequences
+from paceline.model.exact_attention import attend_exact
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +71,17 @@ class GatheringAttention:
         keys_RKCD, values_RKCD = (
             _gather(pages, rows.page_table_RP, rows.longest) for pages in (cache.keys, cache.values)
         )
+        if args.exact:
+            out_RH1D = attend_exact(
+                query_RHD[:, :, None],
+                keys_RKCD,
+                values_RKCD,
+                rows.lengths_R[:, None] - 1,
+                scale=args.scaling,
+                window=args.window,
+                softcap=args.softcap,
+            )
+            return out_RH1D.squeeze(2)
         num_rows, num_heads, head_dim = query_RHD.shape
         num_kv_heads = keys_RKCD.shape[1]
         # the query heads of one kv head become its queries: same mask for all, no repeated keys
@@ -89,6 +101,10 @@ class GatheringAttention:
                 _gather(pages, pages_1P, length) for pages in (cache.keys, cache.values)
             )
             query_1HQD = query_THD[start : start + num_queries].transpose(0, 1)[None]
+            if args.exact:
+                out_1HQD = attend_sequences(query_1HQD, keys_1KCD, values_1KCD, length - num_queries, args)
+                outputs.append(out_1HQD[0].transpose(0, 1))
+                continue
             positions_Q = torch.arange(length - num_queries, length, device=query_THD.device)
             distance_QC = positions_Q[:, None] - torch.arange(length, device=query_THD.device)
             bias_QC = _bias(distance_QC, args.window, query_THD.dtype)

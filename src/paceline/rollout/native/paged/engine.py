@@ -108,6 +108,11 @@ class PagedEngine:
         return bool(self._scheduler.has_work or self._launched or self._inbox)
 
     @property
+    def is_exact(self) -> bool:
+        """Whether log-probs do not depend on what runs beside a sample (`rollout.exact`)."""
+        return self._model.is_exact
+
+    @property
     def num_running(self) -> int:
         """Samples that hold a slot."""
         return self._scheduler.num_running

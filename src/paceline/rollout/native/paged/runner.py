@@ -158,7 +158,7 @@ class EagerRunner:
         self, hidden_RE: Tensor, rows: DrawRows, part: IntArray, temperature: float
     ) -> tuple[Tensor, Tensor]:
         model = self._model
-        head = HeadSettings(temperature or 1.0, model.logit_softcap, _HEAD_ROWS)
+        head = HeadSettings(temperature or 1.0, model.logit_softcap, _HEAD_ROWS, exact=model.is_exact)
         logits_RV = scaled_logits(hidden_RE, model.head_weight_VE, model.head_bias_V, head)
         seeds, counts = rows.seeds_R[part].tolist(), rows.counts_R[part].tolist()
         return sample_tokens(logits_RV, seeds, counts, greedy=temperature == 0.0)
