@@ -25,7 +25,7 @@ def attend_exact(
     window: int | None,
     softcap: float | None,
 ) -> Tensor:
-    """Causal attention output [B, H, Q, D]; key c stands at position c, query q of sequence b at `positions_BQ[b, q]`."""
+    """Causal attention output [B, H, Q, D]; key c stands at position c, query q of sequence b at its `positions_BQ`."""
     num_rows, num_heads, num_queries, head_dim = query_BHQD.shape
     num_kv_heads = key_BKCD.shape[1]
     group = num_heads // num_kv_heads
