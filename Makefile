@@ -48,7 +48,7 @@ $(STAMP): pyproject.toml constraints.txt
 		     "python3.11. Name one: make $(MAKECMDGOALS) PYTHON=/path/to/python" >&2; exit 1; }
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install -c constraints.txt torch
-	$(BIN)/python -m pip install -c constraints.txt -e '.[gguf,gym-pure,lora,dev]'
+	$(BIN)/python -m pip install -c constraints.txt -e '.[gguf,gym-pure,lora,serve,dev]'
 	$(BIN)/python -m pip install -c constraints.txt --no-deps reasoning-gym
 	@touch $@
 

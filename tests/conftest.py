@@ -9,6 +9,7 @@ import torch
 from hypothesis import settings
 
 sys.path.insert(0, str(Path(__file__).parent / "reward_models"))
+sys.path.insert(0, str(Path(__file__).parent / "data"))
 sys.path.insert(0, str(Path(__file__).parent / "model"))
 from rank_pool import RankPool
 

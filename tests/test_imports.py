@@ -25,6 +25,7 @@ TABLE: dict[str, set[str]] = {
     "rollout": {"config", "telemetry", "model", "batching"},
     "reward_models": {"config", "telemetry", "data", "batching", "model", "engine", "rewards", "rollout"},
     "queue": {"config", "telemetry"},
+    "serve": {"config", "telemetry", "data", "model", "rollout"},
     "sync": {"config", "telemetry"},
     "checkpoint": {"config", "telemetry"},
     "launch": {"config"},

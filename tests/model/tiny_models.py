@@ -47,9 +47,13 @@ FAMILIES: dict[str, PretrainedConfig] = {
 }
 
 
-def tiny_model(family: str = "llama", dtype: torch.dtype = torch.float32, seed: int = 0) -> CausalModel:
+def tiny_model(
+    family: str = "llama", dtype: torch.dtype = torch.float32, seed: int = 0, vocab_size: int | None = None
+) -> CausalModel:
     """A model of the family with large random weights, so that a wrong mask shows."""
     config = FAMILIES[family]
+    if vocab_size is not None:
+        config = type(config)(**{**config.to_dict(), "vocab_size": vocab_size})
     torch.manual_seed(seed)
     module = AutoModelForCausalLM.from_config(config, dtype=dtype)
     return wrap_model(module, torch.device("cpu"), check_family(config, type(module)))

@@ -26,6 +26,7 @@ from paceline.cli.endings import (
 )
 from paceline.cli.profile import profile_recipe
 from paceline.cli.report import write_reports
+from paceline.cli.serve import serve
 from paceline.cli.trace import trace_run
 from paceline.cli.watch import watch
 from paceline.config import (
@@ -51,6 +52,7 @@ app.add_typer(lint_app, name="lint")
 app.add_typer(translate_app, name="translate")
 app.add_typer(import_app, name="import")
 app.add_typer(bench_app, name="bench")
+app.command("serve")(serve)
 app.command("report")(write_reports)
 app.command("diagnose")(diagnose_run)
 app.command("profile")(profile_recipe)

@@ -303,6 +303,16 @@ class Ledger:
         span.depth, span.start_ns, span.end_ns, span.children_ns = 0, self._origin_ns, now_ns, 0
         self.section.closed.append(span)
 
+    def adopt(self) -> None:
+        """Makes the calling thread the ledger's.
+
+        Raises:
+            RuntimeError: a span is open.
+        """
+        if self.stack:
+            raise RuntimeError("a ledger with an open span cannot change its thread")
+        self.thread_id = get_ident()
+
     def _require_own_thread(self, what: str) -> None:
         if get_ident() != self.thread_id:
             raise RuntimeError(

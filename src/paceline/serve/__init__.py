@@ -1,0 +1,1 @@
+"""Rollout as a service: an OpenAI-compatible server over a streaming engine."""
