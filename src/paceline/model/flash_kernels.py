@@ -70,7 +70,7 @@ class FlashAttention4:
     name = "flash-attn-4"
 
     def __init__(self) -> None:
-        self._interface = _flash_attention_4()
+        self.interface = _flash_attention_4()
 
     def forward(
         self,
@@ -81,7 +81,7 @@ class FlashAttention4:
         scale: float,
         window: int | None,
     ) -> tuple[Tensor, Tensor]:
-        found = self._interface._flash_attn_fwd(
+        found = self.interface._flash_attn_fwd(
             query_THD,
             key_SKD,
             value_SKD,
@@ -109,7 +109,7 @@ class FlashAttention4:
         scale: float,
         window: int | None,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        found = self._interface._flash_attn_bwd(
+        found = self.interface._flash_attn_bwd(
             query_THD,
             key_SKD,
             value_SKD,

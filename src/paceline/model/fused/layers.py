@@ -261,6 +261,20 @@ class FusedLayer:
         )
         self.parts = LayerParts(ops, layout, eps, keep)
 
+    def attention_args(self) -> AttentionArgs:
+        """What this layer adds to an attention plan."""
+        return AttentionArgs(self._attention.layer_idx, self._attention.scaling, self._window, None)
+
+    def head_norms(self) -> tuple[Tensor | None, Tensor | None]:
+        """Weights of the norms of query and key heads, where the family has them."""
+        return _head_norms(self._attention)
+
+    def joint_product(self, normed_TE: Tensor) -> Tensor:
+        """Queries, keys and values of a normed input before rotation, [T, N], without a gradient."""
+        attention = self._attention
+        weights = (attention.q_proj.weight, attention.k_proj.weight, attention.v_proj.weight)
+        return _product(normed_TE, JointWeight(weights).join(weights), _joint_bias(attention))
+
     def __call__(
         self,
         hidden_states: Tensor,
@@ -297,7 +311,7 @@ class FusedLayer:
             attention.k_proj.weight,
             attention.v_proj.weight,
         )
-        args = AttentionArgs(attention.layer_idx, attention.scaling, self._window, None)
+        args = self.attention_args()
         query, key, value = (
             part.unflatten(0, (num_rows, length)).transpose(1, 2) for part in (query, key, value)
         )

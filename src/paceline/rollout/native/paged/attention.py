@@ -113,6 +113,16 @@ class GatheringAttention:
         return torch.cat(outputs)
 
 
+def gather_tokens(pages_NSKD: Tensor, chunks: PrefillChunks) -> Tensor:
+    """All sequences' tokens one behind the other, [sum of lengths, K, D]."""
+    size = pages_NSKD.shape[1]
+    parts = [
+        pages_NSKD[chunks.page_table_CP[row, : -(-length // size)].long()].flatten(0, 1)[:length]
+        for row, (_, _, length) in enumerate(chunks.spans)
+    ]
+    return torch.cat(parts)
+
+
 def _bias(distance: Tensor, window: int | None, dtype: torch.dtype) -> Tensor:
     visible = distance >= 0
     if window is not None:

@@ -20,7 +20,8 @@ from paceline.model.loading import CausalModel
 from paceline.rollout.native.cache import KVLayout
 from paceline.rollout.native.paged.batches import Drawn, DrawRows, FloatArray, IntArray
 from paceline.rollout.native.paged.events import Inbox
-from paceline.rollout.native.paged.runner import EagerRunner, make_runner
+from paceline.rollout.native.paged.make_runner import RunnerKind, make_runner
+from paceline.rollout.native.paged.runner import EagerRunner
 from paceline.rollout.native.paged.scheduler import PagedScheduler, Round
 from paceline.rollout.native.paged.sizing import pages_for, wanted_pages
 from paceline.rollout.native.paged.slots import ActiveRequest, Ended, Progress
@@ -42,6 +43,7 @@ class PagedLimits:
     page_tokens: int | None = None
     overlap: bool | None = None
     captures: bool = True
+    runner: RunnerKind = "auto"
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +74,7 @@ class PagedEngine:
             shape.num_layers, shape.num_kv_heads, shape.head_dim, model.dtype, model.device
         )
         self.runner: EagerRunner = make_runner(
-            model, self._layout, limits.max_running, limits.page_tokens, limits.captures
+            model, self._layout, limits.max_running, limits.page_tokens, limits.runner, limits.captures
         )
         self._page_tokens = self.runner.page_tokens
         self._scheduler = PagedScheduler(limits.max_running, self._page_tokens, limits.prefill_token_budget)
@@ -355,6 +357,12 @@ class PagedEngine:
     def _page_bytes(self) -> int:
         return self._page_tokens * self._layout.bytes_per_token
 
+    def _longest(self) -> int:
+        """Pages of the longest sample there is."""
+        requests = (active.request for active in self._actives.values())
+        longest = max((len(r.prompt.token_ids) + r.max_new_tokens - 1 for r in requests), default=1)
+        return pages_for(longest, self._page_tokens)
+
     def _max_pages(self) -> int | None:
         """Pages within the bound, the scratch page included."""
         bound = self._limits.max_cache_bytes
@@ -377,8 +385,8 @@ class PagedEngine:
         elif bound is not None:
             wanted = min(wanted, bound - held)  # both are there while pages move: else wait until all is done
         if wanted > held:
-            self.runner.take_cache(wanted)
             self._scheduler.pool.grow(wanted)
+        self.runner.take_cache(max(wanted, held), self._longest())
         self._needs_sizing = wanted <= held and not is_empty and self._scheduler.has_waiting
         self._scheduler.may_grow = self._needs_sizing
         self._stats = replace(

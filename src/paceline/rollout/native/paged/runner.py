@@ -12,10 +12,10 @@ from torch import Tensor
 
 from paceline.model.loading import CausalModel
 from paceline.model.logprob_head import HeadSettings, scaled_logits
+from paceline.model.transfer import to_device
 from paceline.rollout.native.cache import KVLayout
 from paceline.rollout.native.paged.attention import (
     DecodeRows,
-    GatheringAttention,
     PagedAttention,
     PrefillChunks,
 )
@@ -29,8 +29,6 @@ from paceline.rollout.native.paged.batches import (
 )
 from paceline.rollout.native.paged.cache import PagedCache, PagedPlan
 from paceline.rollout.native.sampling import sample_tokens
-
-_CPU_PAGE_TOKENS = 16
 
 _HEAD_ROWS = 256
 """Rows of logits formed at once while sampling."""
@@ -78,8 +76,8 @@ class EagerRunner:
         """Pages of the cache now, the scratch page included."""
         return 0 if self._cache is None else self._cache.num_pages
 
-    def take_cache(self, num_pages: int) -> None:
-        """Makes the cache at least this large; what it holds stays."""
+    def take_cache(self, num_pages: int, pages_per_sample: int) -> None:
+        """Makes the cache at least this large; what it holds stays. No sample needs more than `pages_per_sample`."""
         old = self._cache
         if old is not None and old.num_pages >= num_pages:
             return
@@ -103,10 +101,10 @@ class EagerRunner:
             [self._places(np.asarray(c.pages), c.start, c.length) for c in batch.chunks]
         )
         plan = self._plan(places_T, prefill_chunks(batch, device))
-        hidden_TE = self._hidden(torch.from_numpy(batch.token_ids_T).to(device), positions_T, plan)
+        hidden_TE = self._hidden(to_device(torch.from_numpy(batch.token_ids_T), device), positions_T, plan)
         if not len(batch.sources_R):
             return None
-        return self._draw(hidden_TE[torch.from_numpy(batch.sources_R).to(device)], batch.draw)
+        return self._draw(hidden_TE[to_device(torch.from_numpy(batch.sources_R), device)], batch.draw)
 
     def decode(self, batch: DecodeBatch) -> Drawn:
         """One more token for every sample of the batch."""
@@ -125,11 +123,11 @@ class EagerRunner:
         return self._draw(hidden_RE, batch.draw)
 
     def _hidden(self, input_ids_T: Tensor, positions_T: IntArray, plan: PagedPlan) -> Tensor:
-        positions = torch.from_numpy(positions_T).to(self._model.device)
+        positions = to_device(torch.from_numpy(positions_T), self._model.device)
         return self._model.hidden(input_ids_T[None], positions[None], plan)
 
     def _plan(self, places_T: IntArray, rows: DecodeRows | PrefillChunks) -> PagedPlan:
-        places = torch.from_numpy(places_T).to(self._model.device)
+        places = to_device(torch.from_numpy(places_T), self._model.device)
         return PagedPlan(self._held(), self.attention, places, rows)
 
     def _held(self) -> PagedCache:
@@ -141,7 +139,7 @@ class EagerRunner:
         places: IntArray = pages_P[positions // self._page_tokens] * self._page_tokens
         return places + positions % self._page_tokens
 
-    def _draw(self, hidden_RE: Tensor, rows: DrawRows) -> EagerDrawn:
+    def _draw(self, hidden_RE: Tensor, rows: DrawRows) -> Drawn:
         """Samples one token per row; rows of one temperature are drawn together, as the slot engine does."""
         tokens_R = torch.empty(len(rows.slots_R), dtype=torch.int64, device=hidden_RE.device)
         logprobs_R = torch.empty(len(rows.slots_R), dtype=torch.float32, device=hidden_RE.device)
@@ -164,13 +162,6 @@ class EagerRunner:
         return sample_tokens(logits_RV, seeds, counts, greedy=temperature == 0.0)
 
 
-def make_runner(
-    model: CausalModel, layout: KVLayout, num_slots: int, page_tokens: int | None, captures: bool
-) -> EagerRunner:
-    """The runner for the model's device, with the attention that suits it."""
-    return EagerRunner(model, GatheringAttention(), layout, page_tokens or _CPU_PAGE_TOKENS, num_slots)
-
-
 def prefill_chunks(batch: PrefillBatch, device: torch.device) -> PrefillChunks:
     """The chunks of a row on the device."""
     lengths = [chunk.length for chunk in batch.chunks]
@@ -181,9 +172,9 @@ def prefill_chunks(batch: PrefillBatch, device: torch.device) -> PrefillChunks:
         table_CP[row, : len(chunk.pages)] = chunk.pages
     totals = [chunk.start + chunk.length for chunk in batch.chunks]
     return PrefillChunks(
-        offsets_C=torch.from_numpy(np.concatenate([[0], ends]).astype(np.int32)).to(device),
-        page_table_CP=torch.from_numpy(table_CP).to(device),
-        lengths_C=torch.tensor(totals, dtype=torch.int32, device=device),
+        offsets_C=to_device(torch.from_numpy(np.concatenate([[0], ends]).astype(np.int32)), device),
+        page_table_CP=to_device(torch.from_numpy(table_CP), device),
+        lengths_C=to_device(torch.tensor(totals, dtype=torch.int32), device),
         longest_query=max(lengths),
         spans=tuple(
             (int(end) - length, length, total)

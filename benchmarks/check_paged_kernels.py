@@ -1,0 +1,120 @@
+"""Kernels of a decoding round against their references, on small inputs; one line each, exit code 1 where one is wrong.
+
+usage: python benchmarks/check_paged_kernels.py           on a CUDA device
+       TRITON_INTERPRET=1 python benchmarks/check_paged_kernels.py --device cpu   without one, interpreted
+"""
+
+import argparse
+import sys
+
+import numpy as np
+import torch
+
+from paceline.model.attention import AttentionArgs
+from paceline.model.fused.elementwise import HeadLayout
+from paceline.model.fused.reference import ReferenceElementwise
+from paceline.rollout.native.paged import triton_ops
+from paceline.rollout.native.paged.attention import GatheringAttention, LayerPages
+from paceline.rollout.native.paged.batches import DecodeBatch, DrawRows
+from paceline.rollout.native.paged.device import DeviceRows, block_size, draw_tokens, fill_block
+from paceline.rollout.native.sampling import uniform_numbers
+
+
+def make_rows(lengths, page_tokens, device, temperatures=None, num_slots=64):
+    """A batch of these lengths on shuffled pages, two rows more than it has samples."""
+    rng = np.random.default_rng(0)
+    used, num_rows = len(lengths), len(lengths) + 2
+    width = -(-max(lengths) // page_tokens) + 1
+    pages = rng.permutation(np.arange(1, used * width + 1)).reshape(used, width).astype(np.int32)
+    draw = DrawRows(
+        rng.permutation(num_slots)[:used].astype(np.int64),
+        rng.integers(0, 2**64, used, dtype=np.uint64),
+        rng.integers(0, 1000, used),
+        np.asarray(temperatures or [1.0] * used, dtype=np.float64),
+    )
+    batch = DecodeBatch(draw, np.asarray(lengths) - 1, pages)
+    block = torch.empty(block_size(num_rows, width), dtype=torch.int64)
+    fill_block(block, batch, num_rows, width, num_slots)
+    return batch, DeviceRows.of_block(block.to(device), num_rows, width), used * width + 1
+
+
+def error(found, expected):
+    """Relative error in the norm; infinite where there are NaNs."""
+    found, expected = found.float(), expected.float()
+    value = float((found - expected).norm() / expected.norm())
+    return value if value == value else float("inf")
+
+
+def check_decode(device, dtype):
+    """Attention over pages: grouped heads, windows, soft caps, one and several splits."""
+    for heads, kv_heads, window, softcap, programs in (
+        (4, 2, None, None, 1),
+        (4, 2, None, None, 400),
+        (6, 1, 20, None, 400),
+        (4, 4, None, 5.0, 1),
+    ):
+        torch.manual_seed(0)
+        _, rows, num_pages = make_rows([1, 37, 90, 150, 16], 16, device)
+        size = (num_pages, 16, kv_heads, 32)
+        cache = LayerPages(*(torch.randn(2, *size, device=device, dtype=dtype)))
+        query = torch.randn(7, heads, 32, device=device, dtype=dtype)
+        args = AttentionArgs(0, 0.2, window, softcap)
+        found = triton_ops.TritonDecode(programs)(query, cache, rows.decode_rows(16), args)
+        expected = GatheringAttention().decode(query, cache, rows.decode_rows(16), args)
+        yield f"decode {heads}/{kv_heads} window {window} cap {softcap}", error(found[:5], expected[:5])
+
+
+def check_rotate(device, dtype):
+    """Queries, and keys and values in their pages, with and without norms."""
+    for with_norm in (True, False):
+        torch.manual_seed(0)
+        _, rows, num_pages = make_rows([1, 37, 90, 16], 16, device)
+        layout = HeadLayout(4, 2, 32, 1e-6)
+        qkv = torch.randn(6, layout.num_columns, device=device, dtype=dtype)
+        weights = torch.randn(2, 32, device=device, dtype=dtype).unbind() if with_norm else (None, None)
+        cos, sin = torch.randn(2, 6, 32, device=device, dtype=dtype).unbind()
+        pages = LayerPages(*torch.zeros(2, num_pages, 16, 2, 32, device=device, dtype=dtype))
+        found = triton_ops.rotate_and_store(qkv, *weights, cos, sin, layout, pages, rows)
+        query, key = ReferenceElementwise().rotate(qkv, *weights, cos, sin, layout)
+        page = rows.page_table_RP.gather(1, rows.positions_R[:, None] // 16).squeeze(1).long()
+        place = rows.positions_R % 16
+        yield f"rotate norm {with_norm}", error(found, query)
+        yield "  keys in pages", error(pages.keys[page, place][:4], key[:4])
+        value = qkv[:, 6 * 32 :].unflatten(1, (2, 32))
+        yield "  values in pages", error(pages.values[page, place][:4], value[:4])
+
+
+def check_draw(device, dtype):
+    """Tokens of the same numbers, greedy rows among them; log-probs."""
+    for softcap in (None, 5.0):
+        torch.manual_seed(0)
+        temperatures = [1.0, 0.7, 0.0, 1.3, 0.0, 1.0]
+        batch, rows, _ = make_rows([9] * 6, 16, device, temperatures)
+        logits = (torch.randn(8, 9001, device=device) * 3).to(dtype)
+        last = torch.zeros(65, dtype=torch.int64, device=device)
+        tokens, logprobs = triton_ops.draw_tokens(logits, rows, last, softcap)
+        expected, expected_logprobs = draw_tokens(logits, rows, last.clone(), softcap)
+        yield f"draw cap {softcap}: tokens that differ", float((tokens != expected).sum())
+        yield "  log-probs", error(logprobs, expected_logprobs)
+        yield "  last tokens", float((last[rows.slots_R[:6]] != tokens[:6]).sum())
+        assert len(uniform_numbers(batch.draw.seeds_R.tolist(), batch.draw.counts_R.tolist())) == 6
+
+
+def main() -> int:
+    """Prints every error beside its name."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--device", default="cuda")
+    device = torch.device(parser.parse_args().device)
+    wrong = 0
+    dtypes = (torch.float32,) if device.type == "cpu" else (torch.float32, torch.bfloat16)
+    for dtype in dtypes:
+        limit = 1e-5 if dtype == torch.float32 else 2e-2
+        for check in (check_decode, check_rotate, check_draw):
+            for name, value in check(device, dtype):
+                print(f"{dtype} {name}: {value:.2e}{'' if value <= limit else '  WRONG'}", flush=True)
+                wrong += value > limit
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
