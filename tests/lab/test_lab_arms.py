@@ -63,6 +63,12 @@ def test_a_combination_has_the_settings_of_its_parts() -> None:
     assert all_three.tolerance.loss is None  # one of its parts has none
 
 
+def test_all_stands_for_every_feature() -> None:
+    arms = parse_features(["packing,no_recompute,mine:train.lr=1e-5"])
+    assert combine(arms, ["all"])[0].keys == combine(arms, ["packing+no_recompute+mine"])[0].keys
+    assert combine(arms, ["all"])[0].name == "all"
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [

@@ -129,7 +129,7 @@ def test_a_corrected_interval_excludes_one_exactly_where_holm_rejects(features: 
         if abs(ratio.adjusted_p - ALPHA) > 1e-6:  # rounding decides on the border
             excluded = not ratio.low <= 1.0 <= ratio.high
             assert excluded == (ratio.adjusted_p <= ALPHA)
-            assert (verdict_of(ratio, ALPHA, 0.02) in ("faster", "slower")) == excluded
+            assert (verdict_of(ratio, 4, ALPHA, 0.02) in ("faster", "slower")) == excluded
 
 
 def test_the_more_features_the_wider_every_interval() -> None:
@@ -164,13 +164,14 @@ def test_a_verdict_is_what_the_interval_supports(
     low: float, high: float, adjusted_p: float, verdict: str
 ) -> None:
     ratio = RatioInterval((low * high) ** 0.5, low, high, 0.95, adjusted_p, adjusted_p)
-    assert verdict_of(ratio, ALPHA, 0.02) == verdict
+    assert verdict_of(ratio, 4, ALPHA, 0.02) == verdict
+    assert verdict_of(ratio, 3, ALPHA, 0.02) == "undecided"
 
 
 def test_one_pair_decides_nothing() -> None:
     (ratio,) = corrected_ratios([([1.0], [0.1])], ALPHA)
     assert ratio is not None and ratio.ratio == pytest.approx(0.1) and ratio.low is None
-    assert verdict_of(ratio, ALPHA, 0.02) == "undecided"
+    assert verdict_of(ratio, 1, ALPHA, 0.02) == "undecided"
 
 
 def test_values_that_are_no_times_are_refused() -> None:

@@ -30,9 +30,11 @@ def ablate_recipe(
         ),
     ] = None,
     combinations: Annotated[
-        list[str] | None, typer.Option("--combine", help="Features together: a+b; several times.")
+        list[str] | None, typer.Option("--combine", help="Features together: a+b, or all; several times.")
     ] = None,
-    pairs: Annotated[int, typer.Option(help="Runs of every arm, each paired with one of the baseline.")] = 6,
+    pairs: Annotated[
+        int, typer.Option(help="Runs of every arm, each paired with one of the baseline; a verdict takes 4.")
+    ] = 6,
     steps: Annotated[int, typer.Option(help="Steps of a run.")] = 8,
     warmup: Annotated[int, typer.Option(help="First steps of a run that do not count.")] = 2,
     rollouts: Annotated[

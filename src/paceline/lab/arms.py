@@ -12,6 +12,8 @@ from paceline.lab.results import BASELINE
 
 RECORDING = "recording"
 """Name of the run that records the rollouts which all others replay."""
+ALL = "all"
+"""Stands for every feature in `--combine`, unless a feature has this name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +70,7 @@ def parse_features(texts: Iterable[str]) -> list[Arm]:
 
 
 def combine(arms: Sequence[Arm], combinations: Iterable[str]) -> list[Arm]:
-    """Arms of `--combine a+b`: the settings of several of `arms` together.
+    """Arms of `--combine a+b`: the settings of several of `arms` together; `all` is every one of them.
 
     Raises:
         ConfigError: a part is not among the features, or two parts set one key to different values.
@@ -76,10 +78,11 @@ def combine(arms: Sequence[Arm], combinations: Iterable[str]) -> list[Arm]:
     by_name = {arm.name: arm for arm in arms}
     combined: list[Arm] = []
     for text in combinations:
-        parts = [part.strip() for part in text.split("+")]
+        is_all = text.strip() == ALL and ALL not in by_name
+        parts = list(by_name) if is_all else [part.strip() for part in text.split("+")]
         if unknown := [part for part in parts if part not in by_name]:
             raise ConfigError("--combine", text, f"{unknown[0]!r} is not in --features", ", ".join(by_name))
-        name = "+".join(parts)
+        name = ALL if is_all else "+".join(parts)
         if len(parts) < 2 or len(set(parts)) < len(parts) or any(arm.name == name for arm in combined):
             raise ConfigError("--combine", text, "must be two or more different features, named once")
         combined.append(_combination(name, [by_name[part] for part in parts]))

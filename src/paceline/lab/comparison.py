@@ -114,7 +114,7 @@ def _row(
         num_pairs=len(pairs),
         num_failed=failure[0],
         step_time=ratio,
-        verdict=verdict_of(ratio, comparison.alpha, comparison.margin),
+        verdict=verdict_of(ratio, len(pairs), comparison.alpha, comparison.margin),
         saved_s=saved,
         stages=_stage_changes(comparison, pairs),
         figures=_figure_changes(comparison, pairs),

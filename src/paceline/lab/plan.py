@@ -36,7 +36,9 @@ class AblationSettings:
     def __post_init__(self) -> None:
         """Raises `ConfigError` where a value cannot be."""
         if self.num_pairs < 1:
-            raise ConfigError("--pairs", self.num_pairs, "must be at least 1 (an interval takes 2)", "6")
+            raise ConfigError(
+                "--pairs", self.num_pairs, "must be at least 1 (an interval takes 2, a verdict 4)", "6"
+            )
         if not 0 <= self.num_warmup < self.num_steps:
             rule = f"must be at least 0 and below --steps = {self.num_steps}"
             raise ConfigError("--warmup", self.num_warmup, rule, str(max(0, self.num_steps - 1)))

@@ -21,7 +21,7 @@ Status = Literal["running", "complete"]
 RunStatus = Literal["pending", "completed", "failed", "refused"]
 Verdict = Literal["faster", "slower", "no_difference", "undecided"]
 """What the interval of the step time supports. `no_difference`: it holds 1 and lies within the margin; `undecided`: it
-holds 1 and more than the margin, or there are too few pairs for an interval."""
+holds 1 and more than the margin, or there are fewer than four pairs."""
 RolloutMode = Literal["replay", "sample"]
 """Whether all runs train on one recorded rollout, or sample anew."""
 CorrectnessStatus = Literal["passed", "failed", "not_checked"]
