@@ -154,3 +154,9 @@ def test_predictions_are_the_diagnosis_of_the_baseline() -> None:
     assert both is not None and both.ratio == pytest.approx(0.8 * 0.5)
     assert both.saved_s == pytest.approx(6.0)
     assert predict(found, ("a", "unknown")) is None and predict(None, ("a",)) is None
+
+
+def test_steps_under_the_profiler_are_known_from_the_metrics() -> None:
+    metrics = {step: {"time/step": 1.0, "profiled": float(step == 2)} for step in (1, 2, 3)}
+    assert Measurement(Path(), metrics).profiled == {2}
+    assert run(4.0).profiled == set()

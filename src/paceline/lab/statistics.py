@@ -19,6 +19,11 @@ MIN_PAIRS = 4
 equal runs all differ by the same step, in the same direction, in 3 % of comparisons, which no t sees through."""
 
 
+RESERVE = 0.2
+"""Share of alpha that no test spends. Student's t spends it exactly where noise is a bell curve; where it is not, this
+is what there is to exceed it by."""
+
+
 def paired_difference(
     baseline: Sequence[float], feature: Sequence[float], level: float
 ) -> DifferenceInterval:
@@ -67,21 +72,22 @@ def corrected_ratios(
 ) -> list[RatioInterval | None]:
     """Ratios of several features to their baselines, (baseline, feature) per pair, corrected together.
 
-    Each interval is as wide as Holm's step for it demands: level 1 - alpha / (m - k + 1) for the k-th smallest of m
-    p-values up to the first that is not rejected, and that one's level for the rest. So an interval excludes 1 exactly
-    where Holm rejects, and none is narrower than 1 - alpha. None stays None and is not counted among the m.
+    Each interval is as wide as Holm's step for it demands: level 1 - a / (m - k + 1) for the k-th smallest of m
+    p-values up to the first that is not rejected, and that one's level for the rest, where a is alpha less the
+    reserve. So an interval excludes 1 exactly where `adjusted_p` is at most alpha, and none is narrower than
+    1 - alpha. None stays None and is not counted among the m.
     """
-    plain = [None if pair is None else paired_ratio(*pair, level=1.0 - alpha) for pair in columns]
+    spent = alpha * (1.0 - RESERVE)
+    plain = [None if pair is None else paired_ratio(*pair, level=1.0 - spent) for pair in columns]
     tested = [(index, r.p_value) for index, r in enumerate(plain) if r is not None and r.p_value is not None]
     adjusted = dict(zip((i for i, _ in tested), holm([p for _, p in tested]), strict=True))
-    order = sorted(tested, key=lambda item: item[1])
-    divisor = len(order)
-    for index, p_value in order:
+    divisor = len(tested)
+    for index, p_value in sorted(tested, key=lambda item: item[1]):
         pair = columns[index]
         assert pair is not None
-        wide = paired_ratio(*pair, level=1.0 - alpha / divisor)
-        plain[index] = replace(wide, adjusted_p=adjusted[index])
-        if p_value <= alpha / divisor and divisor > 1:
+        wide = paired_ratio(*pair, level=1.0 - spent / divisor)
+        plain[index] = replace(wide, adjusted_p=min(1.0, adjusted[index] / (1.0 - RESERVE)))
+        if p_value <= spent / divisor and divisor > 1:
             divisor -= 1
     return plain
 
