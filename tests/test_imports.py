@@ -30,13 +30,14 @@ TABLE: dict[str, set[str]] = {
     "checkpoint": {"config", "telemetry"},
     "launch": {"config"},
     "diagnosis": {"config", "telemetry"},
+    "explanation": {"config", "telemetry", "diagnosis"},
     "monitor": {"config", "telemetry"},
     "planner": {"config", "telemetry", "diagnosis"},
     "lab": {"config", "telemetry", "diagnosis", "planner"},
     "report": {"config", "telemetry", "diagnosis", "planner", "lab"},
     "adapters": {"config", "telemetry"},
 }
-TABLE["schedules"] = set(TABLE) - {"report", "diagnosis", "lab", "adapters"}
+TABLE["schedules"] = set(TABLE) - {"report", "diagnosis", "explanation", "lab", "adapters"}
 
 # the package's own modules, commands and what shows it off stand above the table
 CONSUMERS = {"", "cli", "demo", "bench"}
@@ -51,6 +52,7 @@ TORCH_FREE_FOLDERS = {
     "report",
     "adapters",
     "monitor",
+    "explanation",
 }
 TORCH_FREE_MODULES = [
     "paceline",

@@ -24,6 +24,7 @@ from paceline.cli.endings import (
     refusal,
     speaks_for_the_run,
 )
+from paceline.cli.explain import explain_run
 from paceline.cli.profile import profile_recipe
 from paceline.cli.report import write_reports
 from paceline.cli.serve import serve
@@ -58,6 +59,7 @@ app.command("diagnose")(diagnose_run)
 app.command("profile")(profile_recipe)
 app.command("trace")(trace_run)
 app.command("ablate")(ablate_recipe)
+app.command("explain")(explain_run)
 app.command("watch")(watch)
 
 Recipe = Annotated[str, typer.Argument(help="YAML recipe; settings are also given as section.key=value.")]
