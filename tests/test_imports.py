@@ -22,7 +22,7 @@ TABLE: dict[str, set[str]] = {
     "batching": {"config"},
     "model": {"config", "telemetry", "batching"},
     "engine": {"config", "telemetry", "algorithms", "batching", "model"},
-    "rollout": {"config", "telemetry", "model", "batching"},
+    "rollout": {"config", "telemetry", "model", "batching", "sync"},
     "reward_models": {"config", "telemetry", "data", "batching", "model", "engine", "rewards", "rollout"},
     "queue": {"config", "telemetry"},
     "serve": {"config", "telemetry", "data", "model", "rollout"},

@@ -39,6 +39,7 @@ from paceline.config import (
     load_sft_config,
     require_command,
 )
+from paceline.config.engine_advice import engine_advice
 from paceline.planner.dry_run import describe_memory
 
 app = typer.Typer(
@@ -83,6 +84,8 @@ def train(
     if dry_run:
         print(describe(config))
         print(describe_memory(config))
+        for advice in engine_advice(config, on_cpu=config.cluster.device == "cpu"):
+            print(f"advice: {advice}")
         return
     from paceline.api import start_training
 

@@ -7,8 +7,8 @@ from paceline.config.schema import Config
 
 LogprobSource = Literal["current", "rollout", "recompute"]
 
-ENGINES_ON_SHARED_WEIGHTS = frozenset({"native"})
-"""Engines that generate on the trainer's own parameters, so that sampled and scored log-probs agree."""
+ENGINES_WITH_THE_TRAINERS_KERNELS = frozenset({"native"})
+"""Engines whose sampled log-probs are those the trainer would score, also where they hold a copy of the weights."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,6 +17,22 @@ class Decision:
 
     source: LogprobSource
     reason: str
+
+
+def shares_weights(config: Config) -> bool:
+    """Whether rollouts run on the trainer's own parameters, so that nothing is loaded after an update."""
+    return config.rollout.engine == "native" and config.rollout.num_replicas == 1
+
+
+def sleeps_between_rollouts(config: Config) -> bool:
+    """Whether the engine gives memory back while the trainer updates; an engine in processes of its own does so where
+    they share the trainer's device."""
+    rollout = config.rollout
+    if rollout.engine == "vllm":
+        return rollout.vllm.sleep_level > 0 and not rollout.replicas.devices
+    if rollout.engine == "sglang":
+        return rollout.sglang.sleep
+    return not rollout.keep_cache
 
 
 def has_one_update_per_rollout(config: Config) -> bool:
@@ -43,11 +59,17 @@ def decide_old_logprob(config: Config, wanted: str | None = None) -> Decision:
         return Decision(
             "current", "one update per rollout: the current log-probs, detached, are the old ones"
         )
-    if config.rollout.engine in ENGINES_ON_SHARED_WEIGHTS:
-        engine = config.rollout.engine
+    engine = config.rollout.engine
+    if shares_weights(config):
         return Decision("rollout", f"the {engine} engine samples with the trainer's own weights")
+    if engine in ENGINES_WITH_THE_TRAINERS_KERNELS:
+        return Decision(
+            "rollout", f"{engine} replicas hold the trainer's weights and compute as the trainer does"
+        )
     return Decision(
-        "recompute", "several updates per rollout, and the engine has its own copy of the weights"
+        "recompute",
+        f"several updates per rollout, and {engine} computes log-probs with kernels of its own, on its own copy of the "
+        "weights",
     )
 
 

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from paceline.config.critic import has_critic, mini_batches_per_rollout, num_actor_steps
 from paceline.config.critic_rules import CRITIC_RULES
 from paceline.config.decisions import decide_old_logprob, has_one_update_per_rollout
+from paceline.config.engine_rules import ENGINE_RULES
 from paceline.config.errors import ConfigError
 from paceline.config.gradient_sync_rules import GRADIENT_SYNC_RULES
 from paceline.config.parallelism import ROLES, role_sizes
@@ -14,7 +15,7 @@ from paceline.config.sft import is_sft, sft_ignores_no_setting, sft_settings_nee
 
 Rule = Callable[[Config], ConfigError | None]
 
-ENGINES_WITH_LOGPROBS = frozenset({"native"})
+ENGINES_WITH_LOGPROBS = frozenset({"native", "vllm", "sglang"})
 """Engines that return the log-prob of every sampled token."""
 
 
@@ -329,7 +330,7 @@ def check_rules(config: Config) -> None:
     """Raises one `ConfigError` with every rule that `config` breaks."""
     rules = [
         rule
-        for rule in (*RULES, *CRITIC_RULES, *REWARD_RULES, *GRADIENT_SYNC_RULES)
+        for rule in (*RULES, *CRITIC_RULES, *REWARD_RULES, *GRADIENT_SYNC_RULES, *ENGINE_RULES)
         if not (is_sft(config) and rule in SAMPLING_RULES)
     ]
     problems = [problem for rule in rules if (problem := rule(config)) is not None]

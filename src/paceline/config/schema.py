@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, PlainSerializer
 
+from paceline.config.engine_schema import ReplicasSection, SglangSection, VllmSection
 from paceline.config.reward_schema import RewardSection
 from paceline.config.section import NonNegative, NonNegativeFloat, Positive, Section
 
@@ -250,8 +251,12 @@ class BatchSection(Section):
 
 
 class RolloutSection(Section):
-    engine: Literal["native"] = "native"
-    """Engine that generates; native runs on the trainer's own parameters."""
+    engine: Literal["native", "vllm", "sglang"] = "native"
+    """Engine that generates. native runs on the trainer's own parameters; vllm and sglang hold a copy, loaded after
+    every update (docs/rollout-engines.md)."""
+    num_replicas: Positive = 1
+    """Rollout engines behind one router, for each training process; native ones are then processes of their own, with a
+    copy of the weights each."""
     temperature: NonNegativeFloat = 1.0
     """Sampling temperature; scoring and training use the same."""
     top_p: Annotated[float, Field(gt=0.0, le=1.0)] = 1.0
@@ -280,6 +285,9 @@ class RolloutSection(Section):
     replay: str | None = None
     """Folder written by `rollout.record`: train on its samples and verdicts instead of sampling and scoring. Seed,
     prompts and batch sizes must be as recorded. Evaluations still sample."""
+    vllm: VllmSection = VllmSection()
+    sglang: SglangSection = SglangSection()
+    replicas: ReplicasSection = ReplicasSection()
 
 
 Recompute = Literal["none", "all", "every_k", "selective"]

@@ -44,7 +44,11 @@ class SamplingParams:
 
 @dataclass(frozen=True, slots=True)
 class RolloutStats:
-    """Counts of one `generate` call. Tokens are those computed or produced, not those padded."""
+    """Counts of one `generate` call. Tokens are those computed or produced, not those padded.
+
+    `num_cached_tokens` are prompt tokens that a prefix cache held; `num_redone_samples` began again because the replica
+    that had begun them died.
+    """
 
     num_prompt_tokens: int = 0
     num_prefill_tokens: int = 0
@@ -56,6 +60,9 @@ class RolloutStats:
     num_preemptions: int = 0
     num_preempted_tokens: int = 0
     flops: float = 0.0
+    num_cached_tokens: int = 0
+    num_redone_samples: int = 0
+    num_dead_replicas: int = 0
 
     @property
     def mean_running(self) -> float:

@@ -7,6 +7,7 @@ from itertools import chain
 from typing import Protocol, TypeVar
 
 from paceline.algorithms.reward_shaping import has_signal
+from paceline.config.decisions import shares_weights, sleeps_between_rollouts
 from paceline.data.seeds import sample_seed
 from paceline.data.tasks import max_new_tokens_for
 from paceline.engine.meeting import meet
@@ -142,7 +143,7 @@ def _generate_groups(
         stats = run.engine.stats
         num_bytes = least_traffic(run, parts, generated)
         span.add(tokens=stats.num_generated_tokens, flops=stats.flops, num_bytes=num_bytes)
-        if not run.config.rollout.keep_cache:
+        if sleeps_between_rollouts(run.config):
             run.engine.sleep()
     with run.ledger.span("reward", cause="queue"):
         rewards.flush()
@@ -172,6 +173,9 @@ def least_traffic(run: Run, parts: Sequence[Part], generated: Sequence[Sequence[
 @contextmanager
 def whole_weights(run: Run) -> Iterator[None]:
     """The rollout engine holds all weights inside; with several ranks they are gathered, and freed again after."""
+    if not shares_weights(run.config):  # it has its own, loaded after the last update
+        yield
+        return
     with ExitStack() as stack:
         with run.ledger.span("sync", "gather weights", cause="communication"):
             stack.enter_context(unsharded(run.trainer.engine.sharded))

@@ -1,13 +1,12 @@
 """Everything a run holds, built once from its config in the order in which failures are cheapest."""
 
 import random
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 
 import numpy as np
 import torch
-from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from paceline.checkpoint import CheckpointStore
@@ -23,7 +22,6 @@ from paceline.engine.critic import CriticEngine
 from paceline.engine.meeting import any_rank
 from paceline.engine.mesh import RankMesh
 from paceline.engine.model_engine import ModelEngine
-from paceline.engine.sharding import unsharded
 from paceline.engine.trainer import TrainEngine
 from paceline.launch.signals import StopRequest
 from paceline.model.loading import CausalModel, load_model, load_tokenizer, model_context, resolve_device
@@ -31,12 +29,17 @@ from paceline.model.lora import AdaptedModel, add_adapters
 from paceline.model.packing_probe import ProbeResult, probe_packing
 from paceline.rewards.combination import SourcedRewards
 from paceline.rewards.pool import RewardPool
-from paceline.rollout import NativeEngine, PagedEngine, RolloutStats
-from paceline.rollout.native.choice import engine_features, open_native_engine
-from paceline.rollout.native.engine import EngineLimits
+from paceline.rollout import RolloutEngine, RolloutStats
 from paceline.rollout.recording import ReplayEngine, RolloutRecorder
 from paceline.schedules.critic_setup import open_critic
 from paceline.schedules.display import Display
+from paceline.schedules.engine_setup import (
+    AnySync,
+    EngineSite,
+    describe_engine,
+    open_engine,
+    say_engine_advice,
+)
 from paceline.schedules.fused_layers import finish_model
 from paceline.schedules.instruments import Instruments, open_instruments
 from paceline.schedules.memory import probe_budget, settle_budget
@@ -53,7 +56,6 @@ from paceline.schedules.recorded_rollouts import open_recorder, open_replay
 from paceline.schedules.reward_setup import check_rewards, open_reward_models, start_rewards
 from paceline.schedules.run_folder import RunFolder
 from paceline.schedules.run_state import RunState
-from paceline.sync import GatheredSync, InProcessSync
 from paceline.telemetry.ledger import Ledger
 from paceline.telemetry.metrics import MetricLog
 from paceline.telemetry.sinks import check_sinks
@@ -80,8 +82,8 @@ class Run:
     reference: ModelEngine | CausalModel | None
     trainer: TrainEngine
     critic: CriticEngine | None
-    engine: NativeEngine | PagedEngine
-    sync: InProcessSync | GatheredSync
+    engine: RolloutEngine
+    sync: AnySync
     store: CheckpointStore
     instruments: Instruments
     old_logprob: Decision
@@ -151,15 +153,10 @@ def open_run(config: Config, display: Display, place: Place | None = None) -> It
         log = open_log(config, folder, place)
         if log is not None:
             stack.callback(log.close)
-        sharded = trainer.engine.sharded
-        engine = open_native_engine(
-            sharded.view or sharded.model,
-            tokenizer,
-            "paged" if config.rollout.exact else config.rollout.cache,
-            _engine_limits(config),
-            ledger,
-            weights_stay=mesh.world_size == 1,
-        )
+        with refused_together(mesh):
+            display.phase("opening the rollout engine")
+            say_engine_advice(config, trainer, display)
+            engine, sync = open_engine(EngineSite(config, trainer, tokenizer, ledger, folder.path), stack)
         run = Run(
             config=config,
             mesh=mesh,
@@ -177,7 +174,7 @@ def open_run(config: Config, display: Display, place: Place | None = None) -> It
             trainer=trainer,
             critic=critic,
             engine=engine,
-            sync=_open_sync(engine, trainer, ledger),
+            sync=sync,
             store=open_store(config, folder, place, ledger),
             instruments=open_instruments(stack, config, folder.path, ledger, place, display),
             old_logprob=decide_old_logprob(config),
@@ -185,7 +182,7 @@ def open_run(config: Config, display: Display, place: Place | None = None) -> It
             recorder=open_recorder(config, folder.is_writer),
             replay=replay,
         )
-        folder.write_environment(trainer.model, probe, engine_features(engine))
+        folder.write_environment(trainer.model, probe, describe_engine(config, engine))
         for note in task.notes:
             display.note(f"  task: {note}")
         stack.callback(run.store.wait)
@@ -232,22 +229,6 @@ def _example_job(task: Task) -> RewardJob:
     return RewardJob(prompt.text, "A completion.", prompt.answer, prompt.metadata, prompt.messages)
 
 
-def _open_sync(
-    engine: NativeEngine | PagedEngine, trainer: TrainEngine, ledger: Ledger
-) -> InProcessSync | GatheredSync:
-    mesh, sharded = trainer.engine.mesh, trainer.engine.sharded
-    if mesh.world_size == 1:
-        parameters = trainer.model.module.named_parameters
-        return InProcessSync(engine, parameters, parameters, ledger)
-
-    @contextmanager
-    def gathered() -> Iterator[Iterable[tuple[str, Tensor]]]:
-        with unsharded(sharded) as whole:
-            yield whole.module.named_parameters()
-
-    return GatheredSync(engine, gathered, mesh.gather_objects, ledger)
-
-
 def settle_prefix_sharing(config: Config, task: Task, display: Display) -> Config:
     """The config with `batch.share_prefixes` decided for this task's prompts, and said."""
     mean_prompt_tokens = sum(len(prompt.token_ids) for prompt in task.train) / len(task.train)
@@ -292,15 +273,6 @@ def seed_and_threads(config: Config) -> None:
     torch.manual_seed(config.run.seed)
     if config.cluster.num_threads:
         torch.set_num_threads(config.cluster.num_threads)
-
-
-def _engine_limits(config: Config) -> EngineLimits:
-    cache_gb = config.rollout.kv_cache_gb
-    return EngineLimits(
-        max_running=config.rollout.max_running,
-        prefill_token_budget=config.batch.forward_token_budget or 2 * config.batch.token_budget,
-        max_cache_bytes=None if cache_gb is None else int(cache_gb * 2**30),
-    )
 
 
 def _stop_tokens(config: Config, tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:

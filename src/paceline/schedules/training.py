@@ -13,6 +13,7 @@ from paceline.schedules.recorder import Recorder
 from paceline.schedules.saving import export_run, resume
 from paceline.schedules.setup import Run, open_run
 from paceline.schedules.sync import train_synchronously
+from paceline.sync import CopySync
 
 
 class NothingTrainedError(RuntimeError):
@@ -43,6 +44,8 @@ def run_training(config: Config, console: Console | None = None) -> RunResult:
             recorder = Recorder(run)
             if resumed:
                 recorder.restore_lost_record()
+            if isinstance(run.sync, CopySync):  # from here on the engine holds the trainer's weights
+                run.sync.publish(run.weight_version)
             display.note(f"  old log-probs: {run.old_logprob.source} ({run.old_logprob.reason})")
             try:
                 summary = _train(run, recorder)

@@ -183,6 +183,9 @@ rollout/mean_running | mean | samples | Samples decoded at the same time, mean o
 rollout/cache_bytes | max | bytes | Memory of the KV cache per device.
 rollout/preemptions | sum | samples | Samples that gave their pages up because the cache was full, and went on later.
 rollout/preempted_tokens | sum | tokens | Cached tokens of preempted samples, which were computed again.
+rollout/cached_tokens | sum | tokens | Prompt tokens not computed because the engine's prefix cache held them.
+rollout/redone_samples | sum | samples | Samples begun again because the replica that had begun them died.
+rollout/dead_replicas | sum | replicas | Rollout replicas that died.
 prompts/consumed | sum | prompts | Prompts the step consumed; the loader's saved position counts these.
 weight_version | last | version | Version of the weights after the step.
 profiled | max | steps | 1 in a step that ran under the profiler, and so slower: leave it out of statistics of time.

@@ -1,0 +1,6 @@
+"""Several rollout engines behind one queue."""
+
+from paceline.rollout.router.balance import Balancer
+from paceline.rollout.router.router import ReplicaRouter, RouterSettings
+
+__all__ = ["Balancer", "ReplicaRouter", "RouterSettings"]
