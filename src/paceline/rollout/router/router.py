@@ -333,7 +333,6 @@ class ReplicaRouter:
         self, requests: Sequence[RolloutRequest], params: SamplingParams, on_sample: OnSample | None = None
     ) -> list[tuple[Sample, ...]]:
         """See `RolloutEngine.generate`."""
-        self._counts.clear()
         counted: dict[str, Replica] = {}
         for name, replica_ in self.replicas.items():
             try:
@@ -344,6 +343,7 @@ class ReplicaRouter:
                 counted[name] = replica_
         groups = generate_by_steps(self, requests, params, on_sample)
         self._stats = self._summed(counted, requests, groups)
+        self._counts.clear()  # deaths from here on, while loading weights say, belong to the next
         return groups
 
     def _summed(
