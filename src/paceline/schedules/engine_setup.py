@@ -26,7 +26,7 @@ from paceline.model.loading import CausalModel
 from paceline.model.logprob_head import HeadSettings
 from paceline.model.lora import AdaptedModel
 from paceline.rollout import NativeEngine, PagedEngine
-from paceline.rollout.native.choice import engine_features
+from paceline.rollout.native.choice import CacheKind, engine_features, open_native_engine
 from paceline.rollout.native.engine import EngineLimits
 from paceline.rollout.protocol import RolloutEngine
 from paceline.rollout.remote.child import ChildCommand, EngineChild

@@ -129,8 +129,8 @@ def _prefix(sample: Message, index: int) -> Sample | None:
 
 
 def main(fd: int, setup: Message) -> None:
-    """Serves until the run closes its side of socket `fd`. `setup`: `model` (section), `device`, `cache`, `exact`, `fused`,
-    `limits`, `num_threads`, `seed`."""
+    """Serves until the run closes its side of socket `fd`. `setup`: `model` (section), `device`, `cache`, `exact`,
+    `fused`, `limits`, `num_threads`, `seed`."""
     if setup["num_threads"]:
         torch.set_num_threads(setup["num_threads"])
     model = load_model(ModelSection(**setup["model"]), torch.device(setup["device"]), setup["seed"])
