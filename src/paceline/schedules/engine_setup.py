@@ -89,8 +89,13 @@ def open_engine(site: EngineSite, stack: ExitStack) -> tuple[RolloutEngine, AnyS
     config = site.config
     if shares_weights(config):
         sharded = site.trainer.engine.sharded
-        native = NativeEngine(
-            sharded.view or sharded.model, site.tokenizer, engine_limits(config), site.ledger
+        native = open_native_engine(
+            sharded.view or sharded.model,
+            site.tokenizer,
+            _cache_kind(config),
+            engine_limits(config),
+            site.ledger,
+            weights_stay=site.trainer.engine.mesh.world_size == 1,
         )
         return native, _shared_sync(native, site)
     check_resources(config, site.model)
