@@ -20,12 +20,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import paceline
 from paceline.rollout.errors import ReplicaDiedError, ReplicaRefusedError
 from paceline.rollout.foreign.frames import FrameReader, Message, send_frame
 
-PACKAGE = Path(paceline.__file__).parent
-FOREIGN = PACKAGE / "rollout" / "foreign"
+PACKAGE = Path(__file__).parents[2]
 
 # In another Python only the files named here are imported: the packages above them get no `__init__`, which would
 # import what that environment need not have.
