@@ -7,6 +7,8 @@ import hashlib
 import struct
 from typing import Any
 
+import torch
+import vllm
 from vllm import LLM, SamplingParams
 from vllm.platforms import current_platform
 from vllm.sampling_params import RequestOutputKind
@@ -45,9 +47,6 @@ class VllmCore:
     @property
     def facts(self) -> Message:
         """What a run has to know."""
-        import torch
-        import vllm
-
         config = self._engine.vllm_config
         return {
             "engine": "vllm",

@@ -7,7 +7,6 @@ mixes the class into its worker: `self` has the worker's own `model_runner`.
 import base64
 import hashlib
 import importlib.util
-import io
 import pickle
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,6 +15,7 @@ from typing import Any
 import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
+from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
 
 _FINGERPRINT = Path(__file__).parents[2] / "sync" / "fingerprint.py"
 _SEEN_SHARE = 0.9
@@ -30,7 +30,7 @@ class PacelineWeights:
         return self._paceline_take(weights)
 
     def paceline_load_ipc(self, handles: str) -> dict[str, Any]:
-        """Loads tensors of another process on the same device, from what `ipc_handles` made of them. Unverified."""
+        """Loads tensors of another process on the same device, from what `vllm/ipc.py` made of them. Unverified."""
         by_uuid: dict[str, list[tuple[str, Any]]] = pickle.loads(base64.b64decode(handles))
         uuid = str(torch.cuda.get_device_properties(torch.cuda.current_device()).uuid)
         if uuid not in by_uuid:
@@ -58,25 +58,9 @@ def _pack_heads_again(model: nn.Module) -> None:
     """vLLM 0.32's CPU build multiplies by a packed copy of the output head, and its reload makes that copy anew only
     for heads that were given weights: one that shares the embedding's would go on with the old ones. Elsewhere nothing
     happens here."""
-    from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
-
     for module in model.modules():
         if isinstance(module, ParallelLMHead):
             module.quant_method.process_weights_after_loading(module)
-
-
-def ipc_handles(weights: list[tuple[str, Tensor]]) -> str:
-    """Handles of CUDA tensors for `paceline_load_ipc`; the tensors must stay as they are until that has returned.
-    Unverified."""
-    from torch.multiprocessing.reductions import reduce_tensor
-
-    by_uuid: dict[str, list[tuple[str, Any]]] = {}
-    for name, tensor in weights:
-        uuid = str(torch.cuda.get_device_properties(tensor.device).uuid)
-        by_uuid.setdefault(uuid, []).append((name, reduce_tensor(tensor.detach().contiguous())))
-    buffer = io.BytesIO()
-    pickle.dump(by_uuid, buffer)
-    return base64.b64encode(buffer.getvalue()).decode()
 
 
 def _rebuilt(handle: Any) -> Tensor:

@@ -73,7 +73,8 @@ def process_environment(settings: VllmSection, devices: tuple[int, ...] = ()) ->
     """Variables of vLLM's process: the extension's import path, the devices, no usage reports, and what the config
     adds."""
     path = os.pathsep.join([str(FOREIGN), *filter(None, [os.environ.get("PYTHONPATH")])])
-    found = {"PYTHONPATH": path, "VLLM_NO_USAGE_STATS": "1"}
+    # in one process: one thing to kill, and one place where weights go
+    found = {"PYTHONPATH": path, "VLLM_NO_USAGE_STATS": "1", "VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
     if devices:
         found["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, devices))
     return {**found, **settings.environment}
