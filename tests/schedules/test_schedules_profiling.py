@@ -1,14 +1,22 @@
 """Profiled steps of real runs: cells add up to the ledger's stages, and the step is marked as slower."""
 
 import json
+import os
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
+import torch
 from tiny_runs import tiny_sections
 
-from paceline.config import load_config
+from paceline.config import dump_config, load_config
 from paceline.schedules import run_training
 from paceline.telemetry.causes.records import UNACCOUNTED, StepCauses, read_causes
+from paceline.telemetry.causes.step_profiler import StepProfiler
+from paceline.telemetry.device.records import read_device_samples
+from paceline.telemetry.ledger import Ledger
 from paceline.telemetry.metrics import read_metrics
 from paceline.telemetry.records import SectionRecord, read_ledger
 
@@ -95,3 +103,97 @@ def test_a_run_profiles_nothing_unless_asked(tmp_path: Path) -> None:
     run_dir = run_training(load_config(sections=tiny_sections(tmp_path, run={"num_steps": 1}))).run_dir
     assert read_causes(run_dir) == ()
     assert "profiled" not in json.dumps([record.metrics for record in read_metrics(run_dir)])
+
+
+@pytest.fixture(scope="module")
+def two_ranks(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of two ranks that paceline starts itself; its last step is profiled."""
+    folder = tmp_path_factory.mktemp("two")
+    sections = tiny_sections(
+        folder,
+        run={"num_steps": 2},
+        task={"eval_size": 0},
+        cluster={"num_devices": 2, "device": "cpu"},
+        checkpoint={"every": 0, "save_final": False},
+        telemetry={"profile_every": 2, "sample_every_s": 0.2},
+    )
+    path = folder / "recipe.yaml"
+    path.write_text(dump_config(load_config(sections=sections)))
+    paths = [*sys.path, os.environ.get("PYTHONPATH", "")]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, paths)), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-m", "paceline", "train", str(path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment, timeout=280)
+    assert done.returncode == 0, done.stderr
+    return folder / "runs" / "r"
+
+
+def test_every_rank_profiles_the_same_step_and_adds_up(two_ranks: Path) -> None:
+    ranks, ledgers = read_causes(two_ranks), read_ledger(two_ranks)
+    assert [rank.rank for rank in ranks] == [0, 1]
+    for rank, ledger in zip(ranks, ledgers, strict=True):
+        (step,) = rank.steps
+        assert step.step == 2
+        assert_adds_up(step, ledger.steps()[-1])
+
+
+def test_ranks_that_wait_for_one_another_queue_and_exchanges_communicate(two_ranks: Path) -> None:
+    for rank in read_causes(two_ranks):
+        cells = rank.steps[0].cells
+        assert cells["idle"]["queue"] + cells["idle"]["communication"] > 0.5 * sum(cells["idle"].values())
+        assert sum(own["communication"] for own in cells.values()) > 0
+    metrics = {record.step: record.metrics for record in read_metrics(two_ranks)}
+    assert (metrics[2]["profiled"], metrics[2]["profiler/lost"]) == (1, 0)
+
+
+def test_every_rank_samples_its_host_and_says_why_no_device(two_ranks: Path) -> None:
+    devices = read_device_samples(two_ranks)
+    assert [device.rank for device in devices] == [0, 1]
+    for device in devices:
+        assert device.reason == "the run is on the CPU" and device.num_failed == 0
+        assert device.samples and all(sample.host is not None for sample in device.samples)
+    metrics = {record.step: record.metrics for record in read_metrics(two_ranks)}
+    assert metrics[1]["device/samples_failed"] == 0
+
+
+def test_a_profiler_that_cannot_start_costs_the_causes_and_not_the_step(tmp_path: Path) -> None:
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]):
+        sections = tiny_sections(tmp_path, run={"num_steps": 2}, telemetry={"profile_every": 1})
+        run_dir = run_training(load_config(sections=sections)).run_dir
+    assert read_causes(run_dir) == ()
+    values = [record.metrics for record in read_metrics(run_dir) if record.step]
+    assert [(one["profiled"], one["profiler/lost"]) for one in values] == [(0, 1), (0, 1)]
+
+
+def test_a_step_that_fails_stops_its_profiler(tmp_path: Path) -> None:
+    ledger = Ledger()
+    profiler = StepProfiler(ledger, tmp_path, 0, torch.device("cpu"), every=1)
+    with pytest.raises(ZeroDivisionError), profiler.step(1):
+        raise ZeroDivisionError
+    assert profiler.last is None and read_causes(tmp_path) == ()
+    with profiler.step(2), ledger.span("update_actor"):
+        torch.ones(4, 4) @ torch.ones(4, 4)
+    assert profiler.last is not None and profiler.last.causes is not None
+    assert profiler.last.causes.cells["update_actor"]["compute"] > 0
+
+
+@pytest.mark.gpu
+def test_kernels_of_a_gpu_lie_in_the_stage_that_launched_them(tmp_path: Path) -> None:
+    """A product that runs for long inside one span, and nothing in the other; both clocks and the marker agree."""
+    device = torch.device("cuda")
+    left = torch.randn(8192, 8192, device=device, dtype=torch.bfloat16)
+    ledger = Ledger()
+    profiler = StepProfiler(ledger, tmp_path, 0, device, every=1)
+    for step in (1, 2):
+        with profiler.step(step):
+            with ledger.span("update_actor"):
+                for _ in range(50):
+                    left @ left
+                torch.cuda.synchronize()
+            with ledger.span("reward", cause="queue"):
+                time.sleep(0.2)
+    assert profiler.last is not None and profiler.last.causes is not None
+    causes = profiler.last.causes
+    assert causes.is_complete and causes.basis == "device"
+    assert causes.cells["update_actor"]["compute"] > 0.8 * sum(causes.cells["update_actor"].values())
+    assert causes.cells["reward"]["queue"] > 0.95 * sum(causes.cells["reward"].values())
+    assert not causes.unknown_kernels()

@@ -14,6 +14,7 @@ from paceline.adapters.traces.ranges import Laid, Range, lay_out, section_lines
 from paceline.adapters.traces.stage_names import stage_of
 from paceline.config.errors import ConfigError
 from paceline.telemetry.causes import Cells, Timeline, classify_kernel, classify_operator
+from paceline.telemetry.causes.ascend_trace import only_traces, without_text
 from paceline.telemetry.causes.records import (
     CAUSES_FOLDER,
     UNACCOUNTED,
@@ -25,7 +26,7 @@ from paceline.telemetry.causes.records import (
     total_cells,
 )
 from paceline.telemetry.causes.torch_trace import Event, TorchTrace, read_torch_trace
-from paceline.telemetry.causes.trace_activity import activity_of, kernel_totals
+from paceline.telemetry.causes.trace_activity import activity_of, collective_totals, kernel_totals
 from paceline.telemetry.sections import RECORD_VERSION as LEDGER_VERSION
 from paceline.types import CAUSES
 
@@ -103,7 +104,8 @@ def _read(path: Path) -> tuple[list[TorchTrace], list[str]]:
     if path.is_file():
         files = [path]
     elif path.is_dir():
-        files = sorted(one for one in path.rglob("*") if one.name.endswith((".json", ".json.gz")))
+        found = (one for one in path.rglob("*") if one.name.endswith((".json", ".json.gz")))
+        files = only_traces(sorted(found))
     else:
         raise ConfigError("PATH", str(path), "there is no such file or folder")
     traces, notes = [], []
@@ -117,6 +119,8 @@ def _read(path: Path) -> tuple[list[TorchTrace], list[str]]:
             traces.append(trace)
     if not traces:
         reason = notes[0] if notes else "no .json or .json.gz in it"
+        if path.is_dir() and (database := without_text(path)) is not None:
+            reason = f"{database.name} is a database; export its timeline with export_type='text'"
         raise ConfigError("PATH", str(path), f"holds no torch-profiler trace: {reason}")
     return traces, notes
 
@@ -164,8 +168,8 @@ def _profile(trace: TorchTrace, offset: float, fallback: str | None) -> Iterator
         return
     from_file = _FILE_STEP.search(trace.path.name)
     windows = trace.steps or {int(from_file.group(1)) if from_file else 0: span}
-    busy = trace.kernels or trace.operators
-    classify = classify_kernel if trace.kernels else classify_operator
+    busy = trace.kernels if trace.has_device else trace.operators
+    classify = classify_kernel if trace.has_device else classify_operator
     timeline = Timeline(activity_of(trace, busy, classify))
     ranges = [
         Range(found, one.name, one.start, one.end)
@@ -176,7 +180,10 @@ def _profile(trace: TorchTrace, offset: float, fallback: str | None) -> Iterator
         everything = [Range(fallback, trace.path.name, window.start, window.end)] if fallback else []
         laid = lay_out([*everything, *ranges], window.start, window.end)
         cells = _cells(laid, window, timeline)
-        kernels = kernel_totals(busy, classify, window.start, window.end)
+        kernels = (
+            *kernel_totals(busy, classify, window.start, window.end),
+            *collective_totals(trace.collectives, window.start, window.end),
+        )
         yield ProfiledStep(
             number,
             window.start + offset,
@@ -184,7 +191,7 @@ def _profile(trace: TorchTrace, offset: float, fallback: str | None) -> Iterator
             _moved(laid, offset),
             cells,
             kernels,
-            has_device=bool(trace.kernels),
+            has_device=trace.has_device,
         )
 
 
@@ -213,7 +220,7 @@ def _environment(traces: Sequence[TorchTrace]) -> dict[str, Any]:
     names = [trace.device_name for trace in traces if trace.device_name]
     sizes = [trace.world_size for trace in traces if trace.world_size]
     return {
-        "device": "cuda" if names else ("cpu" if not any(trace.kernels for trace in traces) else None),
+        "device": "cuda" if names else ("cpu" if not any(trace.has_device for trace in traces) else None),
         "device_name": names[0] if names else None,
         "num_devices": max(sizes, default=None),
     }
@@ -227,7 +234,7 @@ def _notes(run: ProfiledRun, traces: Sequence[TorchTrace]) -> list[str]:
             f"Kernels that no pattern knows took {unknown:.3g} s of {total:.3g} s of kernel time; they count as "
             f"compute and are listed in {CAUSES_FOLDER}/."
         )
-    if not any(trace.kernels for trace in traces):
+    if not any(trace.has_device for trace in traces):
         notes.append("No device was traced: the causes are from host operators.")
     if any(not trace.steps for trace in traces):
         notes.append("Some traces mark no steps; each such file counts as one.")

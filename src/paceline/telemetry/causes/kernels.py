@@ -203,7 +203,8 @@ WAITS: tuple[tuple[WaitClass, tuple[str, ...]], ...] = (
 @lru_cache(maxsize=65536)
 def classify_kernel(name: str) -> tuple[Cause | None, str]:
     """Cause and library of a device kernel by its name; (None, "") when no pattern knows it."""
-    return _first(KERNELS, name)
+    # CANN names a kernel aclnn{call}_{kernel}_{type}; the type is what other tools name it by
+    return _first(KERNELS, name.rpartition("_")[2] if name.startswith("aclnn") else name)
 
 
 @lru_cache(maxsize=65536)

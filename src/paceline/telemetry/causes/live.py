@@ -36,7 +36,8 @@ def split_live_step(
     busy = trace.kernels if basis == "device" else trace.operators
     busy = [_moved(one, origin_s) for one in busy if one.end > origin_s and one.start < origin_s + length_s]
     # the trace's own ranges are not asked: the ledger's spans say what is waited for
-    bare = replace(trace, annotations=[], frames=[])
+    collectives = [_moved(one, origin_s) for one in trace.collectives]
+    bare = replace(trace, annotations=[], frames=[], collectives=collectives)
     activity = with_waits(activity_of(bare, busy, classify), stretches, start_ns)
     timeline = Timeline(activity)
     cells = {stage: timeline.split(windows) for stage, windows in by_stage(stretches, start_ns).items()}

@@ -1,20 +1,31 @@
 """Reads a torch-profiler trace (JSON, plain or gzip) of any framework. Torch-free.
 
 The format is Chrome's trace events as Kineto writes them: times in microseconds, device work in the categories
-`kernel`, `gpu_memcpy` and `gpu_memset`, host operators in `cpu_op`, named ranges in `user_annotation`. torch-npu writes
-a bare list of events and puts device work into processes of its own (unverified without the hardware).
+`kernel`, `gpu_memcpy` and `gpu_memset`, host operators in `cpu_op`, named ranges in `user_annotation`. What torch-npu's
+traces do differently is in `ascend_trace`.
 """
 
 import gzip
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from paceline.telemetry.causes.ascend_trace import (
+    closed_list,
+    find_lanes,
+    is_copy,
+    microseconds,
+    rank_of_folder,
+    time_base_us,
+)
+from paceline.telemetry.causes.cells import covered, disjoint
+
 _DEVICE_CATEGORIES = frozenset({"kernel", "gpu_memcpy", "gpu_memset", "concurrent_kernel"})
-_ASCEND_PROCESSES = re.compile(r"ascend hardware|^communication$|hccl", re.IGNORECASE)
 _STEP = re.compile(r"^ProfilerStep#(\d+)$")
 _MICROSECOND = 1e-6
 
@@ -41,10 +52,17 @@ class TorchTrace:
     device_name: str | None
     base_ns: int | None
     kernels: list[Event] = field(default_factory=list)
+    collectives: list[Event] = field(default_factory=list)
+    """Device work that its process says is communication, whatever its name."""
     operators: list[Event] = field(default_factory=list)
     annotations: list[Event] = field(default_factory=list)
     frames: list[Event] = field(default_factory=list)
     steps: dict[int, Event] = field(default_factory=dict)
+
+    @property
+    def has_device(self) -> bool:
+        """Whether a device did anything."""
+        return bool(self.kernels or self.collectives)
 
     @property
     def offset_s(self) -> float | None:
@@ -54,7 +72,7 @@ class TorchTrace:
     @property
     def span(self) -> Event | None:
         """From the first event to the last."""
-        events = [*self.kernels, *self.operators, *self.annotations, *self.steps.values()]
+        events = [*self.kernels, *self.collectives, *self.operators, *self.annotations, *self.steps.values()]
         if not events:
             return None
         return Event("trace", min(event.start for event in events), max(event.end for event in events))
@@ -67,6 +85,8 @@ def read_torch_trace(path: Path) -> TorchTrace:
         ValueError: it is no JSON, or holds no trace events.
     """
     content = _load(path)
+    if not isinstance(content, dict | list):
+        raise ValueError(f"{path}: no traceEvents in it")
     head: Mapping[str, Any] = content if isinstance(content, dict) else {}
     raw = head.get("traceEvents") if isinstance(content, dict) else content
     if not isinstance(raw, list):
@@ -74,15 +94,17 @@ def read_torch_trace(path: Path) -> TorchTrace:
     events = [event for event in raw if isinstance(event, dict)]
     distributed = head.get("distributedInfo") or {}
     properties = head.get("deviceProperties") or []
-    base = head.get("baseTimeNanoseconds")
+    base, base_us = head.get("baseTimeNanoseconds"), time_base_us(events)
+    if base is None and base_us:
+        base = base_us * 1000
     trace = TorchTrace(
         path,
-        rank=distributed.get("rank"),
+        rank=distributed.get("rank", rank_of_folder(path)),
         world_size=distributed.get("world_size"),
         device_name=properties[0].get("name") if properties else None,
         base_ns=None if base is None else int(base),
     )
-    _sort_in(trace, events)
+    _sort_in(trace, events, base_us)
     return trace
 
 
@@ -91,19 +113,14 @@ def _load(path: Path) -> Any:
         if path.suffix == ".gz":
             with gzip.open(path, "rt", encoding="utf-8", errors="replace") as file:
                 return json.load(file)
-        with path.open(encoding="utf-8", errors="replace") as file:
-            return json.load(file)
+        text = path.read_text(encoding="utf-8", errors="replace")
+        return json.loads(closed_list(text))
     except (OSError, EOFError, ValueError) as error:
         raise ValueError(f"{path}: not a readable trace ({error})") from error
 
 
-def _sort_in(trace: TorchTrace, events: Iterable[Mapping[str, Any]]) -> None:
-    events = list(events)
-    device_processes = {
-        event.get("pid")
-        for event in events
-        if event.get("name") == "process_name" and _ASCEND_PROCESSES.search(str(_args(event).get("name", "")))
-    }
+def _sort_in(trace: TorchTrace, events: Sequence[Mapping[str, Any]], base_us: int) -> None:
+    lanes = find_lanes(events)
     operators: dict[tuple[Any, Any], list[Event]] = {}
     ranges: dict[tuple[Any, Any], list[Event]] = {}
     frames: dict[tuple[Any, Any], list[Event]] = {}
@@ -111,16 +128,24 @@ def _sort_in(trace: TorchTrace, events: Iterable[Mapping[str, Any]]) -> None:
         if event.get("ph") != "X" or "ts" not in event:
             continue
         category = str(event.get("cat", "")).lower()
-        stretch = _stretch(event)
+        stretch = _stretch(event, base_us)
         thread = (event.get("pid"), event.get("tid"))
-        if category in _DEVICE_CATEGORIES or event.get("pid") in device_processes:
+        if (lane := lanes.device_work(event)) is not None:
+            (trace.collectives if lane == "communication" else trace.kernels).append(stretch)
+        elif event.get("pid") in lanes.lane_of:
+            continue  # a task that waits is no work
+        elif category in _DEVICE_CATEGORIES:
             trace.kernels.append(stretch)
         elif category in ("cpu_op", "operator"):
             operators.setdefault(thread, []).append(stretch)
+            if lanes.is_ascend and "::" not in stretch.name:  # torch-npu has no category for named ranges
+                ranges.setdefault(thread, []).append(stretch)
         elif category == "user_annotation":
             ranges.setdefault(thread, []).append(stretch)
         elif category == "python_function":
             frames.setdefault(thread, []).append(stretch)
+    trace.kernels, parts = _without_parts(trace.kernels, trace.collectives)
+    trace.collectives += parts
     main = _main_thread(ranges, operators)
     trace.operators = [own for stretches in operators.values() for own in _own_times(stretches)]
     trace.frames = frames.get(main, [])
@@ -131,13 +156,21 @@ def _sort_in(trace: TorchTrace, events: Iterable[Mapping[str, Any]]) -> None:
             trace.annotations.append(stretch)
 
 
-def _args(event: Mapping[str, Any]) -> Mapping[str, Any]:
-    args = event.get("args")
-    return args if isinstance(args, dict) else {}
+def _without_parts(kernels: list[Event], collectives: list[Event]) -> tuple[list[Event], list[Event]]:
+    """The kernels, and the copies among them that lie inside a collective, which they are a part of."""
+    if not collectives:
+        return kernels, []
+    union = disjoint(np.array([(one.start, one.end) for one in collectives]))
+    inside = [
+        is_copy(one.name) and covered(union, np.array([[one.start, one.end]])) > 0.5 * (one.end - one.start)
+        for one in kernels
+    ]
+    rest = [one for one, is_part in zip(kernels, inside, strict=True) if not is_part]
+    return rest, [one for one, is_part in zip(kernels, inside, strict=True) if is_part]
 
 
-def _stretch(event: Mapping[str, Any]) -> Event:
-    start = float(event["ts"]) * _MICROSECOND  # torch-npu writes numbers as text
+def _stretch(event: Mapping[str, Any], base_us: int) -> Event:
+    start = microseconds(event["ts"], base_us) * _MICROSECOND
     return Event(str(event.get("name", "")), start, start + float(event.get("dur") or 0.0) * _MICROSECOND)
 
 

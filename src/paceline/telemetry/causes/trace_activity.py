@@ -20,6 +20,8 @@ def activity_of(trace: TorchTrace, busy: Sequence[Event], classify: Classify) ->
     for event in busy:
         kind, _ = classify(event.name)
         by_cause.setdefault(kind or "compute", []).append((event.start, event.end))
+    collectives = [(event.start, event.end) for event in trace.collectives]
+    by_cause.setdefault("communication", []).extend(collectives)
     waits: dict[str, list[tuple[float, float]]] = {}
     for event in (*trace.annotations, *trace.frames):
         if wait := classify_wait(event.name):
@@ -52,3 +54,8 @@ def kernel_totals(
         kind, library = classify(name)
         totals.append(KernelTotal(name, kind or "compute", library, kind is not None, int(count), seconds))
     return tuple(sorted(totals, key=lambda total: -total.total_s))
+
+
+def collective_totals(collectives: Iterable[Event], start: float, end: float) -> tuple[KernelTotal, ...]:
+    """The same for device work that its process says is communication."""
+    return kernel_totals(collectives, lambda name: ("communication", "HCCL"), start, end)
