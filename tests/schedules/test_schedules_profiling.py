@@ -61,8 +61,9 @@ def test_stages_that_compute_do_and_stages_that_wait_wait(run_dir: Path) -> None
     for stage in ("rollout", "update_actor"):
         assert cells[stage]["compute"] > 0 and cells[stage]["memory"] > 0
         assert cells[stage]["queue"] == cells[stage]["data"] == 0
-    assert cells["data"]["data"] == pytest.approx(sum(cells["data"].values()), rel=0.01)
-    assert cells["reward"]["queue"] > 0.5 * sum(cells["reward"].values())
+    # the two clocks agree to some 0.1 ms, which is long for a stage that only takes four prompts from a list
+    for stage, cause in (("data", "data"), ("reward", "queue")):
+        assert cells[stage][cause] == pytest.approx(sum(cells[stage].values()), rel=0.2, abs=2e-3)
 
 
 def test_operators_lie_in_the_stage_that_ran_them(run_dir: Path) -> None:
@@ -70,8 +71,8 @@ def test_operators_lie_in_the_stage_that_ran_them(run_dir: Path) -> None:
     (rank,) = read_causes(run_dir)
     compute = {stage: cells["compute"] for stage, cells in rank.steps[1].cells.items()}
     total = sum(compute.values())
-    assert compute["data"] == pytest.approx(0, abs=1e-4)
-    assert compute["update_actor"] + compute["rollout"] + compute.get("eval", 0.0) > 0.98 * total
+    assert compute["data"] == pytest.approx(0, abs=2e-3)
+    assert compute["update_actor"] + compute["rollout"] + compute.get("eval", 0.0) > 0.9 * total
     assert any(kernel.name == "aten::mm" and kernel.is_known for kernel in rank.steps[1].kernels)
 
 
@@ -156,9 +157,10 @@ def test_every_rank_samples_its_host_and_says_why_no_device(two_ranks: Path) -> 
 
 
 def test_a_profiler_that_cannot_start_costs_the_causes_and_not_the_step(tmp_path: Path) -> None:
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]):
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as somebody_elses:
         sections = tiny_sections(tmp_path, run={"num_steps": 2}, telemetry={"profile_every": 1})
         run_dir = run_training(load_config(sections=sections)).run_dir
+    assert any(event.key == "aten::mm" for event in somebody_elses.key_averages())
     assert read_causes(run_dir) == ()
     values = [record.metrics for record in read_metrics(run_dir) if record.step]
     assert [(one["profiled"], one["profiler/lost"]) for one in values] == [(0, 1), (0, 1)]

@@ -17,12 +17,15 @@ from paceline.telemetry.device.nvml import NoSourceError, NvmlSource
 from paceline.telemetry.device.records import (
     DeviceFigures,
     DeviceSample,
+    RankDevice,
     device_path,
     mean_figures,
     read_device_samples,
     sample_line,
 )
 from paceline.telemetry.device.sampler import DeviceSampler
+from paceline.telemetry.device.stages import figures_by_stage
+from paceline.telemetry.records import LedgerProcess, RankLedger, SpanRecord
 
 
 class Source:
@@ -310,3 +313,20 @@ def test_npu_smi_of_cards_with_two_chips_is_read() -> None:
 
 def test_text_that_is_no_table_holds_no_chips() -> None:
     assert parse_npu_smi("dcmi module initialize failed. ret is -8005\n") == ()
+
+
+def test_samples_belong_to_the_stage_their_rank_was_in() -> None:
+    spans = [
+        SpanRecord(1, "rollout", "", 0, 0.0, 4.0, 3.0),
+        SpanRecord(1, "reward", "judge", 1, 1.0, 2.0, 1.0),
+        SpanRecord(1, "update_actor", "", 0, 4.5, 6.0, 1.5),
+    ]
+    ledger = RankLedger(0, (LedgerProcess(1000.0, spans=spans),), 0)
+    samples = [
+        DeviceSample(1000.0 + at, None, DeviceFigures(utilization=busy))
+        for at, busy in ((-1.0, 0.1), (0.5, 0.4), (1.5, 0.6), (4.2, 0.2), (5.0, 1.0), (7.0, 0.1))
+    ]
+    assert figures_by_stage(ledger, RankDevice(0, samples=samples)) == {
+        "rollout": {"num_samples": 2, "utilization": pytest.approx(0.5)},
+        "update_actor": {"num_samples": 1, "utilization": 1.0},
+    }

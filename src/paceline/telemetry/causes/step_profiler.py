@@ -89,6 +89,8 @@ class StepProfiler:
             self.last = self._finish(profiler, step, spans, offset_ns, overhead_s)
 
     def _start(self) -> tuple[profile | None, str]:
+        if torch.autograd._profiler_enabled():  # starting a second one would end the first without a word
+            return None, "another profiler is active"
         on_gpu = self._device.type == "cuda"
         activities = [ProfilerActivity.CUDA] if on_gpu else [ProfilerActivity.CPU]
         if on_gpu and self._keep_traces:
