@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from torch._C._autograd import _profiler_enabled
 from torch.profiler import ProfilerActivity, profile
 
 from paceline.telemetry.causes.live import runs_after, split_live_step
@@ -89,7 +90,7 @@ class StepProfiler:
             self.last = self._finish(profiler, step, spans, offset_ns, overhead_s)
 
     def _start(self) -> tuple[profile | None, str]:
-        if torch.autograd._profiler_enabled():  # starting a second one would end the first without a word
+        if _profiler_enabled():  # starting a second one would end the first without a word
             return None, "another profiler is active"
         on_gpu = self._device.type == "cuda"
         activities = [ProfilerActivity.CUDA] if on_gpu else [ProfilerActivity.CPU]
