@@ -91,7 +91,7 @@ def test_rounds_in_blocks_give_the_slot_engines_samples(family, overlap):
 def test_rounds_in_blocks_preempt_sleep_and_wake_with_the_same_samples():
     expected = tokens(slot_engine().generate(requests(num_samples=6, limit=12), SAMPLED))
     native = paged(
-        max_cache_bytes=14 * 4 * slot_engine()._layout.bytes_per_token, overlap=True, runner="device"
+        max_cache_bytes=14 * 4 * slot_engine().layout.bytes_per_token, overlap=True, runner="device"
     )
     for _ in range(2):
         assert tokens(native.generate(requests(num_samples=6, limit=12), SAMPLED)) == expected

@@ -69,7 +69,7 @@ def test_overlapping_rounds_give_identical_samples_and_counts(overlap):
 @pytest.mark.parametrize("num_pages", [11, 14, 20])
 def test_a_cache_that_is_too_small_preempts_and_gives_the_same_samples(num_pages, overlap):
     expected = slot_engine().generate(requests(num_samples=6, limit=12), SAMPLED)
-    native = paged(max_cache_bytes=num_pages * 4 * slot_engine()._layout.bytes_per_token, overlap=overlap)
+    native = paged(max_cache_bytes=num_pages * 4 * slot_engine().layout.bytes_per_token, overlap=overlap)
     found = native.generate(requests(num_samples=6, limit=12), SAMPLED)
     assert tokens(found) == tokens(expected)
     torch.testing.assert_close(
@@ -107,7 +107,7 @@ def test_samples_of_a_group_hold_the_prompts_full_pages_together():
 
 
 def test_a_request_that_can_never_fit_is_refused_when_it_is_submitted():
-    native = paged(max_cache_bytes=6 * 4 * slot_engine()._layout.bytes_per_token)
+    native = paged(max_cache_bytes=6 * 4 * slot_engine().layout.bytes_per_token)
     with pytest.raises(ValueError, match="one sample of 33 tokens takes 9 pages"):
         native.submit(requests(limit=10)[0], SAMPLED)
     with pytest.raises(ValueError, match="exceed the context of 128"):

@@ -21,7 +21,7 @@ class EngineMachine(RuleBasedStateMachine):
 
     def __init__(self):
         super().__init__()
-        layout = paged()._layout
+        layout = paged().layout
         self.native = paged(
             max_running=5, budget=9, overlap=True, max_cache_bytes=9 * 4 * layout.bytes_per_token
         )

@@ -160,7 +160,7 @@ def test_new_weights_are_used_by_the_next_call_and_tagged_with_their_version():
 
 
 def test_a_memory_bound_runs_fewer_samples_at_a_time_or_refuses():
-    per_slot = 32 * engine()._layout.bytes_per_token
+    per_slot = 32 * engine().layout.bytes_per_token
     native = engine(max_cache_bytes=5 * per_slot)
     expected = tokens(engine().generate(requests(), SAMPLED))
     assert tokens(native.generate(requests(), SAMPLED)) == expected

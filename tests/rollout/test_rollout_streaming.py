@@ -103,7 +103,7 @@ def test_a_request_that_comes_late_gets_the_tokens_it_would_get_alone():
 def test_a_longer_request_grows_the_cache_or_waits_where_the_memory_is_bounded():
     alone = engine().generate([request(1, 1, limit=90)], ENDLESS)[0]
     short = engine().generate([request(0, 1, limit=10)], ENDLESS)[0]
-    bound = 4 * 32 * engine()._layout.bytes_per_token
+    bound = 4 * 32 * engine().layout.bytes_per_token
     for native in (engine(), engine(max_cache_bytes=bound)):
         early = native.submit(request(0, 1, limit=10), ENDLESS)
         native.step()

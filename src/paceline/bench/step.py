@@ -48,11 +48,6 @@ class Workload:
     output_dir: str
 
 
-def length_reward(completion: str, *, answer: str | None, metadata: Any, prompt: str) -> float:
-    """Cheap and varied, so that every group has a signal: the completion's length modulo 7."""
-    return float(len(completion) % 7)
-
-
 def make_workload(
     model: str,
     num_prompts: int,
@@ -199,7 +194,7 @@ def _config(
             "task": {
                 "path": str(folder / PROMPTS),
                 "eval_size": 0,
-                "reward": "paceline.bench.step:length_reward",
+                "reward": "paceline.bench.length_reward:length_reward",
                 "shuffle": False,
             },
             "batch": {"num_prompts": num_prompts, "num_samples": num_samples, "token_budget": 8192},

@@ -16,7 +16,17 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON on standard out
 
 @bench_app.command("step")
 def step(
-    model: Annotated[str, typer.Option(help="Model folder or id; default: the demo's weights.")] = "",
+    model: Annotated[
+        str,
+        typer.Option(
+            help="Model folder or id (default: the demo's weights), or a shape: qwen3-0.6b, tiny..."
+        ),
+    ] = "",
+    workload: Annotated[
+        str, typer.Option(help="With a shape: group (64 x 8 samples, 256 in, 512 out).")
+    ] = "group",
+    shrink: Annotated[int, typer.Option(min=1, help="With a shape: divide counts and lengths.")] = 1,
+    exact: Annotated[bool, typer.Option(help="With a shape: rollout.exact.")] = False,
     num_prompts: Annotated[int, typer.Option(min=1)] = 4,
     num_samples: Annotated[int, typer.Option(min=2)] = 4,
     new_tokens: Annotated[int, typer.Option(min=1)] = 64,
@@ -30,9 +40,19 @@ def step(
     _one_of("--dtype", dtype, ("bfloat16", "float32"))
     if peer not in (None, "trl"):
         raise ConfigError("--peer", peer, "there is one peer so far", "trl")
+    from paceline.bench.grpo_step import GrpoStepBench, bench_grpo_step, grpo_step_text
+    from paceline.bench.shapes import SHAPES
     from paceline.bench.step import bench_step
     from paceline.demo.weights import ensure_smollm2
 
+    if model in SHAPES:
+        _one_of("--workload", workload, ("group",))
+        with tempfile.TemporaryDirectory(prefix="paceline-bench-") as folder:
+            result = bench_grpo_step(
+                GrpoStepBench(model, num_steps=num_steps, shrink=shrink, exact=exact), Path(folder)
+            )
+        print(json.dumps(result, indent=2) if as_json else grpo_step_text(result))
+        return
     path = model or str(ensure_smollm2())
     with tempfile.TemporaryDirectory(prefix="paceline-bench-") as folder:
         result = bench_step(
@@ -76,6 +96,35 @@ def train(
     )
     result = bench_train(workload)
     print(json.dumps(result, indent=2) if as_json else _train_text(result))
+
+
+@bench_app.command("rollout")
+def rollout(
+    model: Annotated[
+        str, typer.Option(help="Shape: qwen3-0.6b, -1.7b, -4b, -8b, llama3-8b, tiny.")
+    ] = "qwen3-0.6b",
+    workload: Annotated[str, typer.Option(help="group, tail or uniform.")] = "group",
+    cache: Annotated[str, typer.Option(help="rollout.cache: auto, slots or paged.")] = "auto",
+    exact: Annotated[bool, typer.Option(help="rollout.exact: what it costs.")] = False,
+    repeats: Annotated[int, typer.Option(min=1)] = 2,
+    shrink: Annotated[int, typer.Option(min=1, help="Divide counts and lengths: does it run here?")] = 1,
+    as_json: AsJson = False,
+) -> None:
+    """The native engine against the memory's bandwidth, on random weights with forced lengths."""
+    from paceline.bench.rollout import RolloutBench, bench_rollout, rollout_text
+    from paceline.bench.shapes import SHAPES
+
+    result = bench_rollout(
+        RolloutBench(
+            model=_one_of("--model", model, SHAPES),
+            workload=_one_of("--workload", workload, ("group", "tail", "uniform")),
+            cache=_one_of("--cache", cache, ("auto", "slots", "paged")),
+            exact=exact,
+            num_repeats=repeats,
+            shrink=shrink,
+        )
+    )
+    print(json.dumps(result, indent=2) if as_json else rollout_text(result))
 
 
 @bench_app.command("padded")

@@ -58,7 +58,7 @@ class NativeEngine:
         self.weight_version = 0
         self._model, self._tokenizer, self._limits, self._ledger = model, tokenizer, limits, ledger
         shape = model.shape
-        self._layout = KVLayout(
+        self.layout = KVLayout(
             shape.num_layers, shape.num_kv_heads, shape.head_dim, model.dtype, model.device
         )
         self._cache: SlotCache | None = None
@@ -208,7 +208,7 @@ class NativeEngine:
                 f"tokens exceed the context of {self._model.max_context}"
             )
         capacity = -(-(total - 1) // _CAPACITY_STEP) * _CAPACITY_STEP  # nothing follows the last token
-        slot_bytes = capacity * self._layout.bytes_per_token
+        slot_bytes = capacity * self.layout.bytes_per_token
         if self._limits.max_cache_bytes is not None and slot_bytes > self._limits.max_cache_bytes:
             raise ValueError(
                 f"one KV cache slot of {capacity} tokens takes {slot_bytes} bytes, more than the bound of "
@@ -231,7 +231,7 @@ class NativeEngine:
         if cache is None or cache.capacity < capacity or cache.num_slots < num_slots:
             if old is None:
                 self._cache = cache = None  # give the old one back before the new one is taken
-                cache = SlotCache(self._layout, num_slots, capacity)
+                cache = SlotCache(self.layout, num_slots, capacity)
             else:
                 # doubling: requests that come one by one do not copy the cache each time
                 num_slots = max(num_slots, min(self._limits.max_running, 2 * old.num_slots))
@@ -245,7 +245,7 @@ class NativeEngine:
         bound = self._limits.max_cache_bytes
         if bound is None:
             return self._limits.max_running
-        return (bound - beside) // (capacity * self._layout.bytes_per_token)
+        return (bound - beside) // (capacity * self.layout.bytes_per_token)
 
     def _prefill(self, admissions: Sequence[Admission], cache: SlotCache) -> None:
         """Computes the admitted prompts and prefixes and draws every sample's next token."""

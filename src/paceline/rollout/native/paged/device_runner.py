@@ -102,8 +102,8 @@ class DeviceRunner(EagerRunner):
         super().release_cache()
 
     def capture(self, sizes: Sequence[int] = ()) -> None:
-        """Captures batch sizes ahead of use (default: all)."""
-        for size in sizes or self._sizes:
+        """Captures batch sizes ahead of use (default: all), large ones first: small ones fit into their memory."""
+        for size in sorted(sizes or self._sizes, reverse=True):
             self._round(size)
 
     def decode(self, batch: DecodeBatch) -> Drawn:

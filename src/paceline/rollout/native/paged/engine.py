@@ -70,11 +70,11 @@ class PagedEngine:
         self._version = 0
         self._model, self._tokenizer, self._limits, self._ledger = model, tokenizer, limits, ledger
         shape = model.shape
-        self._layout = KVLayout(
+        self.layout = KVLayout(
             shape.num_layers, shape.num_kv_heads, shape.head_dim, model.dtype, model.device
         )
         self.runner: EagerRunner = make_runner(
-            model, self._layout, limits.max_running, limits.page_tokens, limits.runner, limits.captures
+            model, self.layout, limits.max_running, limits.page_tokens, limits.runner, limits.captures
         )
         self._page_tokens = self.runner.page_tokens
         self._scheduler = PagedScheduler(limits.max_running, self._page_tokens, limits.prefill_token_budget)
@@ -211,6 +211,10 @@ class PagedEngine:
         self._scheduler.reset_pool()
         self.runner.release_cache()
         self._needs_sizing = self._scheduler.has_work
+
+    def reserve(self, requests: Sequence[RolloutRequest]) -> None:
+        """Takes the cache for requests that are still to come, as `generate` would."""
+        self._fit_cache(requests)
 
     def wake(self) -> None:
         """Takes the cache's memory again for what waits; rounds do so by themselves. After a failure, such as too
@@ -355,11 +359,10 @@ class PagedEngine:
 
     @property
     def _page_bytes(self) -> int:
-        return self._page_tokens * self._layout.bytes_per_token
+        return self._page_tokens * self.layout.bytes_per_token
 
-    def _longest(self) -> int:
+    def _longest(self, requests: Iterable[RolloutRequest]) -> int:
         """Pages of the longest sample there is."""
-        requests = (active.request for active in self._actives.values())
         longest = max((len(r.prompt.token_ids) + r.max_new_tokens - 1 for r in requests), default=1)
         return pages_for(longest, self._page_tokens)
 
@@ -368,13 +371,12 @@ class PagedEngine:
         bound = self._limits.max_cache_bytes
         return None if bound is None else bound // self._page_bytes
 
-    def _fit_cache(self) -> None:
+    def _fit_cache(self, expected: Sequence[RolloutRequest] = ()) -> None:
         """Takes pages for what was submitted since, within the bound. What finds none free waits or is preempted."""
-        if not self._needs_sizing:
+        if not self._needs_sizing and not expected:
             return
-        wanted = 1 + wanted_pages(
-            (active.request for active in self._actives.values()), self._page_tokens, self._limits.max_running
-        )
+        requests = [*(active.request for active in self._actives.values()), *expected]
+        wanted = 1 + wanted_pages(requests, self._page_tokens, self._limits.max_running)
         bound, held = self._max_pages(), self.runner.num_pages
         if held and wanted > held:
             wanted = max(wanted, 2 * held)  # requests that come one by one do not copy the cache each time
@@ -386,7 +388,7 @@ class PagedEngine:
             wanted = min(wanted, bound - held)  # both are there while pages move: else wait until all is done
         if wanted > held:
             self._scheduler.pool.grow(wanted)
-        self.runner.take_cache(max(wanted, held), self._longest())
+        self.runner.take_cache(max(wanted, held), self._longest(requests))
         self._needs_sizing = wanted <= held and not is_empty and self._scheduler.has_waiting
         self._scheduler.may_grow = self._needs_sizing
         self._stats = replace(
