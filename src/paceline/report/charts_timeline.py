@@ -125,7 +125,7 @@ def run_timeline(ledger: RankLedger, words: Words) -> Chart | None:
         if index:
             _mark_restart(figure, offset_s, words("run.resumed"))
         offset_s += _length(process)
-    scale, unit = next((s, u) for limit, s, u in _UNITS if total_s < limit)
+    scale, unit = formats.time_unit(total_s)
     shown = [lane for lane in _LANES if lanes[lane]]
     for lane in shown:
         figure.add_trace(_lane_bars(lane, lanes[lane], scale, words))
@@ -154,9 +154,6 @@ def run_timeline(ledger: RankLedger, words: Words) -> Chart | None:
     return Chart("run-timeline", words("run.title"), caption, figure, height, zooms=True)
 
 
-_UNITS = ((300.0, 1.0, "seconds"), (7200.0, 60.0, "minutes"), (float("inf"), 3600.0, "hours"))
-
-
 def _length(process: LedgerProcess) -> float:
     return max(section.end_s for section in process.sections)
 
@@ -181,7 +178,7 @@ def _collect(
     """Sorts a process's time into lanes, shifted by `offset_s`."""
 
     def place(lane: str, bars: Sequence[TimelineBar]) -> None:
-        lanes[lane] += [_shifted(bar, offset_s) for bar in bars]
+        lanes[lane] += [bar.shifted(offset_s) for bar in bars]
 
     outer = [span for span in process.spans if span.depth == 0]
     for stage in ("eval", "checkpoint"):
@@ -221,20 +218,6 @@ def _step_bars(steps: Sequence[SectionRecord], counted: set[int], words: Words) 
             )
         )
     return bars
-
-
-def _shifted(bar: TimelineBar, offset_s: float) -> TimelineBar:
-    return TimelineBar(
-        bar.stage,
-        bar.name,
-        bar.depth,
-        bar.start_s + offset_s,
-        bar.end_s + offset_s,
-        bar.busy_s,
-        bar.num_spans,
-        bar.tokens,
-        bar.flops,
-    )
 
 
 def _lane_bars(lane: str, bars: Sequence[TimelineBar], scale: float, words: Words) -> go.Bar:

@@ -40,6 +40,14 @@ def seconds(value: float | None) -> str:
     return f"{hours}{_NARROW}h {minutes:02d}{_NARROW}min"
 
 
+_TIME_UNITS = ((300.0, 1.0, "seconds"), (7200.0, 60.0, "minutes"), (math.inf, 3600.0, "hours"))
+
+
+def time_unit(total_s: float) -> tuple[float, str]:
+    """Seconds per unit, and the unit's name, for an axis over so many seconds."""
+    return next((scale, unit) for limit, scale, unit in _TIME_UNITS if total_s < limit)
+
+
 def share(value: float | None, decimals: int = 1) -> str:
     """A share in percent. What is not all is never shown as 100 %, and what is not nothing never as 0 %."""
     if value is None or not math.isfinite(value):

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from paceline.types import STAGES
+from paceline.types import STAGES, Cause
 
 UNACCOUNTED = "unaccounted"
 """Time no span covers; drawn like a stage, in a colour of its own."""
@@ -37,6 +37,34 @@ STAGE_COLOURS: dict[str, Colour] = {
     UNACCOUNTED: Colour("#d13f3f", "#ff6f6f"),
 }
 
+CAUSE_COLOURS: dict[Cause, Colour] = {
+    "compute": Colour("#1b8a6a", "#45c29c"),
+    "memory": Colour("#cf902a", "#e5b35d"),
+    "communication": Colour("#8356c5", "#ac89eb"),
+    "scheduling": Colour("#c1567a", "#e48585"),
+    "queue": Colour("#8993a2", "#6e7989"),
+    "data": Colour("#2e7ec3", "#61a8e9"),
+}
+
+HEAT = (
+    Colour("#eef3fc", "#1b2433"),
+    Colour("#c3d5f5", "#29456f"),
+    Colour("#86abe8", "#3a68ac"),
+    Colour("#4479d4", "#5f93e8"),
+    Colour("#20478f", "#b7d0fa"),
+)
+"""From little to much, for heat maps."""
+
+LINES = (
+    Colour("#3c6fd3", "#6f9cf4"),
+    Colour("#df902f", "#edae61"),
+    Colour("#12927f", "#3cbfa8"),
+    Colour("#a9447f", "#cf74aa"),
+    Colour("#7e5bc0", "#a58ae1"),
+    Colour("#b09b34", "#d2be61"),
+)
+"""Lines of one chart that are neither stages nor causes, in this order and then again."""
+
 _OTHER = Colour("#7d8896", "#8b97a7")
 
 INK = Colour("#1c2430", "#e8ebf0")
@@ -65,6 +93,16 @@ def stage_variable(stage: str) -> str:
     return f"var(--stage-{stage})" if stage in STAGE_COLOURS else "var(--other)"
 
 
+def heat_scale() -> list[list[float | str]]:
+    """The heat map's colours as Plotly takes them."""
+    return [[index / (len(HEAT) - 1), colour.light] for index, colour in enumerate(HEAT)]
+
+
+def line_colour(index: int) -> Colour:
+    """The colour of a chart's line by its number."""
+    return LINES[index % len(LINES)]
+
+
 def ordered(stages: set[str]) -> list[str]:
     """Stages in the order in which a step runs them; unknown ones after, unaccounted last."""
     last = len(_ORDER)
@@ -74,11 +112,14 @@ def ordered(stages: set[str]) -> list[str]:
 def dark_by_light() -> dict[str, str]:
     """Maps every light colour the charts use to its dark version; the page swaps them."""
     page = (_OTHER, INK, MUTED, GRID, SURFACE, ACCENT, SECOND, FAINT, REFERENCE, ON_STAGE, *STEP_SHADES)
-    return {colour.light: colour.dark for colour in (*STAGE_COLOURS.values(), *page)}
+    drawn = (*STAGE_COLOURS.values(), *CAUSE_COLOURS.values(), *HEAT, *LINES)
+    return {colour.light: colour.dark for colour in (*drawn, *page)}
 
 
 def css_variables(dark: bool) -> str:
     """The palette as CSS custom properties: `--stage-rollout: #...;` and so on."""
     named = {f"stage-{name}": colour for name, colour in STAGE_COLOURS.items()}
+    named |= {f"cause-{name}": colour for name, colour in CAUSE_COLOURS.items()}
+    named |= {f"line-{index}": colour for index, colour in enumerate(LINES)}
     named |= {"other": _OTHER, "ink": INK, "muted": MUTED, "grid": GRID, "surface": SURFACE, "accent": ACCENT}
     return " ".join(f"--{name}: {c.dark if dark else c.light};" for name, c in named.items())

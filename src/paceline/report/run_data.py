@@ -14,7 +14,13 @@ import yaml
 from paceline.config.yaml_scalars import RecipeLoader
 from paceline.report.words import Words
 from paceline.telemetry.metrics import MetricHistory, read_metric_history
-from paceline.telemetry.records import RankLedger, SectionRecord, read_ledger
+from paceline.telemetry.records import (
+    RankLedger,
+    SectionRecord,
+    ledger_files,
+    read_ledger,
+    read_rank_ledger,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +59,8 @@ class RunData:
     history: MetricHistory
     samples: tuple[SampleFile, ...]
     notes: tuple[Note, ...] = field(default=())
+    detailed_steps: frozenset[int] | None = None
+    """Steps of which every rank's spans were read; None: all. Sections are always all read."""
 
     def setting(self, name: str) -> Any:
         """A setting by its dotted name; None when config.yaml lacks it."""
@@ -91,16 +99,37 @@ def load_run(run_dir: Path) -> RunData:
     notes: list[Note] = []
     summary = _read_json(run_dir / "summary.json", notes)
     notes += [Note(text=str(note)) for note in summary.get("notes", ())]  # what an importer could not know
+    ledgers, detailed = _read_ledgers(run_dir)
     return RunData(
         run_dir=run_dir,
         config=_read_config(run_dir / "config.yaml", notes),
         environment=_read_json(run_dir / "env.json", notes),
         summary=summary,
-        ledgers=read_ledger(run_dir),
+        ledgers=ledgers,
         history=read_metric_history(run_dir),
         samples=_first_and_last_samples(run_dir / "samples", notes),
         notes=tuple(notes),
+        detailed_steps=detailed,
     )
+
+
+_MAX_DETAILED = 4096
+"""Steps times ranks whose spans are read one by one; of more, evenly spaced steps."""
+
+
+def _read_ledgers(run_dir: Path) -> tuple[tuple[RankLedger, ...], frozenset[int] | None]:
+    files = ledger_files(run_dir)
+    if not files:
+        return (), None
+    main = read_rank_ledger(files[0])
+    steps = main.steps()
+    if len(files) * len(steps) <= _MAX_DETAILED:
+        return read_ledger(run_dir), None
+    stride = -(-len(files) * len(steps) // _MAX_DETAILED)
+    by_time = sorted(steps, key=lambda step: step.wall_s)
+    chosen = {*steps[::stride], steps[-1], by_time[len(by_time) // 2], by_time[-1]}
+    detailed = frozenset(step.step for step in chosen if step.step is not None)
+    return (main, *read_ledger(run_dir, detailed)[1:]), detailed
 
 
 def _check_is_run(run_dir: Path) -> None:

@@ -2,7 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from paceline.report.palette import UNACCOUNTED
 from paceline.telemetry.records import LedgerProcess, RankLedger, SectionRecord, SpanRecord
@@ -21,6 +21,10 @@ class TimelineBar:
     num_spans: int = 1
     tokens: int = 0
     flops: float = 0.0
+
+    def shifted(self, seconds: float) -> "TimelineBar":
+        """The same bar so much later."""
+        return replace(self, start_s=self.start_s + seconds, end_s=self.end_s + seconds)
 
 
 def median_step(ledger: RankLedger) -> tuple[SectionRecord, LedgerProcess] | None:

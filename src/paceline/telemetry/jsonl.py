@@ -27,15 +27,23 @@ def _ends_with_newline(path: Path) -> bool:
         return file.read(1) == b"\n"
 
 
-def read_lines(path: Path) -> Iterator[dict[str, Any] | None]:
-    """Every record in order; None for a line that is no JSON object, which is a torn one."""
+def read_lines(path: Path, skip: Callable[[str], bool] | None = None) -> Iterator[dict[str, Any] | None]:
+    """Every record in order; None for a line that is no JSON object, which is a torn one.
+
+    Lines that `skip` says yes to are not parsed and left out; it is not asked about the line after a torn one, which
+    tells whether a new process began.
+    """
+    is_after_torn = False
     with path.open(encoding="utf-8", errors="replace") as lines:
         for line in lines:
+            if skip is not None and not is_after_torn and skip(line):
+                continue
             try:
                 record = json.loads(line)
             except ValueError:
                 record = None
-            yield record if isinstance(record, dict) else None
+            is_after_torn = not isinstance(record, dict)
+            yield None if is_after_torn else record
 
 
 def current_steps(records: Iterable[T], step_of: Callable[[T], int]) -> list[T]:

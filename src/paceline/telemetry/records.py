@@ -1,7 +1,9 @@
 """Read the ledger back: typed records, and the figures that follow from them. Torch-free."""
 
+import gc
 import statistics
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -105,20 +107,61 @@ class RankLedger:
         return [section for _, section in current_steps(steps, lambda numbered: numbered[0])]
 
 
-def read_ledger(run_dir: Path) -> tuple[RankLedger, ...]:
-    """Every rank's ledger, by rank. Empty when the run has written none."""
-    files = sorted((run_dir / "ledger").glob("rank*.jsonl"), key=lambda p: int(p.stem.removeprefix("rank")))
-    return tuple(_read_rank(path) for path in files)
+def ledger_files(run_dir: Path) -> list[Path]:
+    """The ranks' files, by rank."""
+    return sorted((run_dir / "ledger").glob("rank*.jsonl"), key=lambda p: int(p.stem.removeprefix("rank")))
 
 
-def _read_rank(path: Path) -> RankLedger:
+def read_ledger(run_dir: Path, spans_of: Collection[int] | None = None) -> tuple[RankLedger, ...]:
+    """Every rank's ledger, by rank. Empty when the run has written none.
+
+    With `spans_of`, only the spans of these steps, and those outside steps, are read: a run of many ranks and steps has
+    millions, and its sections hold all of their sums.
+    """
+    with _uncollected():
+        return tuple(read_rank_ledger(path, spans_of) for path in ledger_files(run_dir))
+
+
+@contextmanager
+def _uncollected() -> Iterator[None]:
+    """No garbage collection: everything that is read stays, so that looking for garbage in between finds none and, with
+    a million records, takes as long as reading them."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
+_SPAN_OF_STEP = '{"v": 1, "kind": "span", "step": '
+"""How the ledger begins a span's line; a line written otherwise is parsed to know its step."""
+
+
+def _skips_spans(spans_of: Collection[int]) -> Callable[[str], bool]:
+    kept = {"null", *map(str, spans_of)}
+    begin = len(_SPAN_OF_STEP)
+
+    def skip(line: str) -> bool:
+        is_span = line.startswith(_SPAN_OF_STEP) and line.endswith("}\n")
+        return is_span and line[begin : line.index(",", begin)] not in kept
+
+    return skip
+
+
+def read_rank_ledger(path: Path, spans_of: Collection[int] | None = None) -> RankLedger:
+    """One rank's file; see `read_ledger`."""
     processes: list[LedgerProcess] = []
     num_torn = 0
     after_torn = False
-    for record in read_lines(path):
+    for record in read_lines(path, None if spans_of is None else _skips_spans(spans_of)):
         if record is None:
             num_torn += 1
             after_torn = True
+            continue
+        if spans_of is not None and record["kind"] == "span" and not _wanted(record["step"], spans_of):
+            after_torn = False
             continue
         if _begins_unseen(record, processes, after_torn):
             processes.append(LedgerProcess(0.0, is_start_estimated=True))
@@ -126,6 +169,10 @@ def _read_rank(path: Path) -> RankLedger:
         after_torn = False
     _estimate_starts(processes)
     return RankLedger(int(path.stem.removeprefix("rank")), tuple(processes), num_torn)
+
+
+def _wanted(step: int | None, spans_of: Collection[int]) -> bool:
+    return step is None or step in spans_of
 
 
 def _begins_unseen(record: Mapping[str, Any], processes: list[LedgerProcess], after_torn: bool) -> bool:

@@ -1,0 +1,204 @@
+"""How well the device was used: MFU against waiting time, and every stage against the machine's ceilings."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import plotly.graph_objects as go
+
+from paceline.report import formats
+from paceline.report.charts_time import stage_seconds
+from paceline.report.intervals import Z_95
+from paceline.report.palette import ACCENT, FAINT, INK, REFERENCE, colour_of
+from paceline.report.run_data import RunData
+from paceline.report.stage_totals import peak_of
+from paceline.report.theme import Chart, new_figure
+from paceline.report.words import Words
+from paceline.telemetry.roofline import Roofline, StageRoofline
+
+WAITING_STAGES = ("idle", "reward", "data")
+"""Stages in which training waits for something else; time in no span is added to them."""
+
+_FEWEST_STEPS = 6
+_MAX_POINTS = 2000
+
+
+@dataclass(frozen=True, slots=True)
+class StepPoint:
+    """A step: share of its time that was waited, and MFU (TFLOP/s per device where no peak is known)."""
+
+    step: int
+    waiting: float
+    rate: float
+
+
+@dataclass(frozen=True, slots=True)
+class Correlation:
+    """Pearson's r of two figures with its 95 % interval (Fisher's z transformation)."""
+
+    r: float
+    low: float
+    high: float
+    num_points: int
+
+
+def step_points(run: RunData) -> tuple[list[StepPoint], bool]:
+    """Every step of all ranks together, and whether rates are MFU."""
+    peak = peak_of(run)
+    sums: dict[int, list[float]] = {}
+    for ledger in run.ledgers:
+        for step in ledger.steps():
+            if step.step is None:
+                continue
+            found = sums.setdefault(step.step, [0.0, 0.0, 0.0])
+            found[0] += step.wall_s
+            found[1] += step.unaccounted_s + sum(stage_seconds(step, name) for name in WAITING_STAGES)
+            found[2] += sum(stage.flops for stage in step.stages.values())
+    scale = 1e12 * (peak or 1.0)
+    points = [
+        StepPoint(step, waiting / wall, flops / wall / scale)
+        for step, (wall, waiting, flops) in sorted(sums.items())
+        if wall > 0 and flops > 0
+    ]
+    return points, peak is not None
+
+
+def correlation(points: Sequence[tuple[float, float]]) -> Correlation | None:
+    """Pearson's r; None with fewer than four points, or where one of the figures does not vary."""
+    count = len(points)
+    if count < 4:
+        return None
+    mean_x = math.fsum(x for x, _ in points) / count
+    mean_y = math.fsum(y for _, y in points) / count
+    var_x = math.fsum((x - mean_x) ** 2 for x, _ in points)
+    var_y = math.fsum((y - mean_y) ** 2 for _, y in points)
+    scale = math.sqrt(var_x * var_y)
+    if scale <= 1e-15 * max(abs(mean_x * mean_y), 1e-300):
+        return None
+    r = math.fsum((x - mean_x) * (y - mean_y) for x, y in points) / scale
+    r = max(-1.0, min(1.0, r))
+    if abs(r) == 1.0:
+        return Correlation(r, r, r, count)
+    z, half = math.atanh(r), Z_95 / math.sqrt(count - 3)
+    return Correlation(r, math.tanh(z - half), math.tanh(z + half), count)
+
+
+def mfu_against_waiting(run: RunData, words: Words) -> Chart | None:
+    """One point per step; None where no FLOPs were recorded or there are too few steps."""
+    points, is_mfu = step_points(run)
+    if len(points) < _FEWEST_STEPS:
+        return None
+    found = correlation([(point.waiting, point.rate) for point in points])
+    figure = new_figure()
+    figure.add_trace(_scatter(points[:: -(-len(points) // _MAX_POINTS)], is_mfu, words))
+    if found is not None:
+        figure.add_trace(_fit([(point.waiting, point.rate) for point in points], found))
+    figure.update_xaxes(title_text=words("efficiency.waiting"), tickformat=".0%", showgrid=True)
+    figure.update_yaxes(
+        title_text=words("efficiency.mfu" if is_mfu else "efficiency.tflops"),
+        tickformat=".1%" if is_mfu else ".3~g",
+    )
+    caption = words.sentences(words("efficiency.caption"), _said(found, words))
+    title = words("efficiency.title" if is_mfu else "efficiency.title-tflops")
+    return Chart("efficiency", title, caption, figure, 280, True)
+
+
+def _said(found: Correlation | None, words: Words) -> str:
+    if found is None:
+        return words("efficiency.no-correlation")
+    key = "none" if found.low <= 0 <= found.high else "falls" if found.r < 0 else "rises"
+    return words(
+        f"efficiency.{key}",
+        r=f"{found.r:.2f}",
+        low=f"{found.low:.2f}",
+        high=f"{found.high:.2f}",
+        steps=words.number_of("step", found.num_points),
+    )
+
+
+def _scatter(points: Sequence[StepPoint], is_mfu: bool, words: Words) -> go.Scatter:
+    rates = [formats.share(p.rate) if is_mfu else f"{formats.number(p.rate)} TFLOP/s" for p in points]
+    texts = [
+        words("efficiency.hover", step=point.step, waiting=formats.share(point.waiting), rate=rate)
+        for point, rate in zip(points, rates, strict=True)
+    ]
+    return go.Scatter(
+        x=[round(point.waiting, 6) for point in points],
+        y=[float(f"{point.rate:.5g}") for point in points],
+        mode="markers",
+        marker={"size": 7, "color": ACCENT.light, "opacity": 0.75, "line": {"width": 0}},
+        customdata=texts,
+        hovertemplate="%{customdata}<extra></extra>",
+    )
+
+
+def _fit(points: Sequence[tuple[float, float]], found: Correlation) -> go.Scatter:
+    """The least-squares line through the points."""
+    count = len(points)
+    mean_x, mean_y = sum(x for x, _ in points) / count, sum(y for _, y in points) / count
+    spread_x = math.sqrt(sum((x - mean_x) ** 2 for x, _ in points))
+    spread_y = math.sqrt(sum((y - mean_y) ** 2 for _, y in points))
+    slope = found.r * spread_y / spread_x
+    ends = [min(x for x, _ in points), max(x for x, _ in points)]
+    return go.Scatter(
+        x=ends,
+        y=[mean_y + slope * (x - mean_x) for x in ends],
+        mode="lines",
+        line={"color": REFERENCE.light, "width": 1.6, "dash": "dash"},
+        hoverinfo="skip",
+    )
+
+
+def roofline_chart(found: Roofline, words: Words) -> Chart | None:
+    """Achieved TFLOP/s against arithmetic intensity, under the ceilings; None where a stage has no bytes or FLOPs, or
+    the machine's ceilings are unknown."""
+    stages = [stage for stage in found.stages if stage.intensity and stage.tflops]
+    peak, bandwidth = found.peak_tflops, found.peak_gbs
+    if not stages or peak is None or bandwidth is None:
+        return None
+    intensities = [stage.intensity for stage in stages if stage.intensity]
+    ridge = peak * 1000 / bandwidth
+    low, high = min([*intensities, ridge]) / 3, max([*intensities, ridge]) * 3
+    figure = new_figure()
+    roof = [(low, low * bandwidth / 1000), (ridge, peak), (high, peak)]
+    figure.add_trace(
+        go.Scatter(
+            x=[x for x, _ in roof],
+            y=[y for _, y in roof],
+            mode="lines",
+            line={"color": INK.light, "width": 1.6},
+            hovertemplate=words("roofline.roof") + ": %{y:.3~g} TFLOP/s<extra></extra>",
+        )
+    )
+    figure.add_vline(x=ridge, line={"width": 1, "dash": "dot", "color": FAINT.light})
+    for stage in stages:
+        figure.add_trace(_stage_point(stage, words))
+    figure.update_xaxes(type="log", title_text=words("roofline.intensity"), showgrid=True)
+    figure.update_yaxes(type="log", title_text="TFLOP/s")
+    measured = found.ceilings is not None and found.ceilings.is_measured
+    caption = words.sentences(
+        words("roofline.caption"), words("roofline.measured" if measured else "roofline.data-sheet")
+    )
+    return Chart("roofline", words("roofline.title"), caption, figure, 280, True)
+
+
+def _stage_point(stage: StageRoofline, words: Words) -> go.Scatter:
+    name = words.stage(stage.stage)
+    text = words(
+        "roofline.hover",
+        stage=name,
+        rate=formats.number(stage.tflops),
+        share=formats.share(stage.floor_share),
+    )
+    return go.Scatter(
+        x=[stage.intensity],
+        y=[stage.tflops],
+        mode="markers+text",
+        text=[name],
+        textposition="top center",
+        textfont={"size": 11},
+        marker={"size": 11, "color": colour_of(stage.stage).light},
+        hovertemplate=text + "<extra></extra>",
+    )
+
+
