@@ -140,9 +140,7 @@ def kernel_table(ranks: Sequence[RankCauses], words: Words) -> Table | None:
     return Table(title, words.sentences(words("causes.kernels-caption"), note), columns, rows, folded=True)
 
 
-def _kernel_row(
-    item: tuple[tuple[str, str, str, bool], list[float]], num_steps: int, words: Words
-) -> Row:
+def _kernel_row(item: tuple[tuple[str, str, str, bool], list[float]], num_steps: int, words: Words) -> Row:
     (name, cell, library, is_known), (seconds, count) = item
     shown = name if len(name) <= _MAX_NAME else f"{name[:_MAX_NAME]} ..."
     return Row(

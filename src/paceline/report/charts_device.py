@@ -45,7 +45,9 @@ def device_chart(devices: Sequence[RankDevice], words: Words) -> Chart | None:
     variants = []
     for key, (figure_of, form) in _DEVICE.items():
 
-        def read(sample: DeviceSample, of: Callable[[DeviceFigures], float | None] = figure_of) -> float | None:
+        def read(
+            sample: DeviceSample, of: Callable[[DeviceFigures], float | None] = figure_of
+        ) -> float | None:
             return None if sample.device is None else of(sample.device)
 
         variants += _variant(f"device.{key}", form, devices, read, words)

@@ -1,4 +1,4 @@
-"""How well the device was used: MFU against waiting time, and every stage against the machine's ceilings."""
+"""How well the device was used: MFU against the time that steps waited."""
 
 import math
 from collections.abc import Sequence
@@ -9,12 +9,11 @@ import plotly.graph_objects as go
 from paceline.report import formats
 from paceline.report.charts_time import stage_seconds
 from paceline.report.intervals import Z_95
-from paceline.report.palette import ACCENT, FAINT, INK, REFERENCE, colour_of
+from paceline.report.palette import ACCENT, REFERENCE
 from paceline.report.run_data import RunData
 from paceline.report.stage_totals import peak_of
 from paceline.report.theme import Chart, new_figure
 from paceline.report.words import Words
-from paceline.telemetry.roofline import Roofline, StageRoofline
 
 WAITING_STAGES = ("idle", "reward", "data")
 """Stages in which training waits for something else; time in no span is added to them."""
@@ -46,8 +45,8 @@ def step_points(run: RunData) -> tuple[list[StepPoint], bool]:
     """Every step of all ranks together, and whether rates are MFU."""
     peak = peak_of(run)
     sums: dict[int, list[float]] = {}
-    for ledger in run.ledgers:
-        for step in ledger.steps():
+    for steps in run.rank_steps.values():
+        for step in steps:
             if step.step is None:
                 continue
             found = sums.setdefault(step.step, [0.0, 0.0, 0.0])
@@ -147,58 +146,3 @@ def _fit(points: Sequence[tuple[float, float]], found: Correlation) -> go.Scatte
         line={"color": REFERENCE.light, "width": 1.6, "dash": "dash"},
         hoverinfo="skip",
     )
-
-
-def roofline_chart(found: Roofline, words: Words) -> Chart | None:
-    """Achieved TFLOP/s against arithmetic intensity, under the ceilings; None where a stage has no bytes or FLOPs, or
-    the machine's ceilings are unknown."""
-    stages = [stage for stage in found.stages if stage.intensity and stage.tflops]
-    peak, bandwidth = found.peak_tflops, found.peak_gbs
-    if not stages or peak is None or bandwidth is None:
-        return None
-    intensities = [stage.intensity for stage in stages if stage.intensity]
-    ridge = peak * 1000 / bandwidth
-    low, high = min([*intensities, ridge]) / 3, max([*intensities, ridge]) * 3
-    figure = new_figure()
-    roof = [(low, low * bandwidth / 1000), (ridge, peak), (high, peak)]
-    figure.add_trace(
-        go.Scatter(
-            x=[x for x, _ in roof],
-            y=[y for _, y in roof],
-            mode="lines",
-            line={"color": INK.light, "width": 1.6},
-            hovertemplate=words("roofline.roof") + ": %{y:.3~g} TFLOP/s<extra></extra>",
-        )
-    )
-    figure.add_vline(x=ridge, line={"width": 1, "dash": "dot", "color": FAINT.light})
-    for stage in stages:
-        figure.add_trace(_stage_point(stage, words))
-    figure.update_xaxes(type="log", title_text=words("roofline.intensity"), showgrid=True)
-    figure.update_yaxes(type="log", title_text="TFLOP/s")
-    measured = found.ceilings is not None and found.ceilings.is_measured
-    caption = words.sentences(
-        words("roofline.caption"), words("roofline.measured" if measured else "roofline.data-sheet")
-    )
-    return Chart("roofline", words("roofline.title"), caption, figure, 280, True)
-
-
-def _stage_point(stage: StageRoofline, words: Words) -> go.Scatter:
-    name = words.stage(stage.stage)
-    text = words(
-        "roofline.hover",
-        stage=name,
-        rate=formats.number(stage.tflops),
-        share=formats.share(stage.floor_share),
-    )
-    return go.Scatter(
-        x=[stage.intensity],
-        y=[stage.tflops],
-        mode="markers+text",
-        text=[name],
-        textposition="top center",
-        textfont={"size": 11},
-        marker={"size": 11, "color": colour_of(stage.stage).light},
-        hovertemplate=text + "<extra></extra>",
-    )
-
-

@@ -113,8 +113,8 @@ def tokens_per_step(run: RunData, words: Words) -> Chart | None:
 def tokens_per_rank(run: RunData, words: Words) -> Chart | None:
     """Tokens of the actor update on the least, the mean and the most loaded rank; None for one rank."""
     by_step: dict[int, list[int]] = {}
-    for ledger in run.ledgers:
-        for step in ledger.steps():
+    for steps in run.rank_steps.values():
+        for step in steps:
             stage = step.stages.get("update_actor")
             if step.step is not None and stage is not None and stage.tokens:
                 by_step.setdefault(step.step, []).append(stage.tokens)

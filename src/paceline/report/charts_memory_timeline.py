@@ -25,9 +25,7 @@ class MemoryLine:
     is_stepwise: bool
 
 
-def memory_timeline(
-    ledger: RankLedger, devices: Sequence[RankDevice], words: Words
-) -> Chart | None:
+def memory_timeline(ledger: RankLedger, devices: Sequence[RankDevice], words: Words) -> Chart | None:
     """The median step's memory; None where no memory was sampled."""
     found = median_step(ledger)
     if found is None:
@@ -88,10 +86,14 @@ def _sampled(
         if sample.device is not None and sample.device.memory_used is not None
     ]
     host = [
-        (sample.unix_s - origin, sample.host.process_rss / _GIB) for sample in samples if sample.host is not None
+        (sample.unix_s - origin, sample.host.process_rss / _GIB)
+        for sample in samples
+        if sample.host is not None
     ]
     points = device or host
-    return [MemoryLine("memory.device-used" if device else "memory.host-used", points, False)] if points else []
+    return (
+        [MemoryLine("memory.device-used" if device else "memory.host-used", points, False)] if points else []
+    )
 
 
 def _by_stage(section: SectionRecord, spans: Sequence[SpanRecord]) -> list[MemoryLine]:
@@ -104,7 +106,11 @@ def _by_stage(section: SectionRecord, spans: Sequence[SpanRecord]) -> list[Memor
         if peak:
             points.append((span.start_s - section.start_s, peak / _GIB))
             points.append((span.end_s - section.start_s, peak / _GIB))
-    return [MemoryLine("memory.stage-peak" if on_device else "memory.stage-host", points, True)] if points else []
+    return (
+        [MemoryLine("memory.stage-peak" if on_device else "memory.stage-host", points, True)]
+        if points
+        else []
+    )
 
 
 def _trace(line: MemoryLine, colour: str, words: Words) -> go.Scatter:

@@ -1,8 +1,9 @@
 """What every rank did when: the run from end to end where that can be drawn, and single steps."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import plotly.graph_objects as go
 
 from paceline.report import formats
@@ -38,7 +39,7 @@ def rank_timeline(run: RunData, words: Words) -> Chart | None:
         variants.append(_variant(words("ranks-timeline.whole"), whole, words))
     num_whole = len(variants)
     for key, number in chosen_steps(run.steps).items():
-        bars = one_step(run.ledgers, number)
+        bars = one_step(run, number)
         if bars:
             label = words(f"ranks-timeline.{key}", step=number)
             variants.append(_variant(label, bars, words))
@@ -66,11 +67,11 @@ def chosen_steps(steps: Sequence[SectionRecord]) -> dict[str, int]:
     return once
 
 
-def one_step(ledgers: Sequence[RankLedger], number: int) -> list[RankBars]:
+def one_step(run: RunData, number: int) -> list[RankBars]:
     """A step of every rank that has it, against the moment at which the first of them began it."""
     found: list[tuple[int, LedgerProcess, SectionRecord]] = []
-    for ledger in ledgers:
-        section = next((step for step in ledger.steps() if step.step == number), None)
+    for ledger in run.ledgers:
+        section = next((step for step in run.rank_steps[ledger.rank] if step.step == number), None)
         process = None if section is None else _process_of(ledger, section)
         if section is not None and process is not None:
             found.append((ledger.rank, process, section))
@@ -136,16 +137,16 @@ def _variant(label: str, ranks: Sequence[RankBars], words: Words) -> Variant:
     for rank in ranks:
         for bar in rank.bars:
             by_stage.setdefault(bar.stage, []).append((rank.rank, bar))
+    row_of = {rank.rank: row for row, rank in enumerate(ranks)}
     for stage in ordered(set(by_stage)):
-        figure.add_trace(_stage_bars(stage, by_stage[stage], scale, words))
-    names = [str(rank.rank) for rank in ranks]
+        figure.add_trace(_stage_bars(stage, by_stage[stage], row_of, scale, words(f"axis.{unit}"), words))
+    every = -(-len(ranks) // 24)
     figure.update_yaxes(
-        type="category",
-        categoryorder="array",
-        categoryarray=names[::-1],
+        range=[len(ranks) - 0.4, -0.6],
+        tickvals=list(range(0, len(ranks), every)),
+        ticktext=[str(rank.rank) for rank in ranks[::every]],
         title_text=words("axis.rank"),
         showgrid=False,
-        nticks=24,
         fixedrange=len(ranks) <= 16,
     )
     figure.update_xaxes(title_text=words(f"axis.{unit}"), range=[0, total_s / scale], showgrid=True)
@@ -153,19 +154,25 @@ def _variant(label: str, ranks: Sequence[RankBars], words: Words) -> Variant:
 
 
 def _stage_bars(
-    stage: str, bars: Sequence[tuple[int, TimelineBar]], scale: float, words: Words
+    stage: str,
+    bars: Sequence[tuple[int, TimelineBar]],
+    row_of: Mapping[int, int],
+    scale: float,
+    unit: str,
+    words: Words,
 ) -> go.Bar:
     name = words.stage(stage)
     return go.Bar(
         name=name,
         meta=stage,
         orientation="h",
-        base=[round(bar.start_s / scale, 6) for _, bar in bars],
-        x=[round((bar.end_s - bar.start_s) / scale, 6) for _, bar in bars],
-        y=[str(rank) for rank, _ in bars],
+        base=np.array([bar.start_s / scale for _, bar in bars], dtype=np.float32),
+        x=np.array([(bar.end_s - bar.start_s) / scale for _, bar in bars], dtype=np.float32),
+        y=np.array([row_of[rank] for rank, _ in bars], dtype=np.int16),
         marker={"color": colour_of(stage).light, "line": {"width": 0}},
-        hovertemplate=words("ranks-timeline.hover", stage=name, rank="%{y}", time="%{x:.4~g}")
+        customdata=np.array([rank for rank, _ in bars], dtype=np.int32),
+        hovertemplate=words(
+            "ranks-timeline.hover", stage=name, rank="%{customdata}", time="%{x:.4~g}", unit=unit
+        )
         + "<extra></extra>",
     )
-
-

@@ -1,70 +1,64 @@
 """Every rank in every step as a heat map: how busy it was, and what its stages took."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
+import numpy as np
 import plotly.graph_objects as go
+from numpy.typing import NDArray
 
-from paceline.report.charts_time import stage_seconds
 from paceline.report.palette import heat_scale
 from paceline.report.theme import Chart, Variant, chart_of_variants, new_figure, number_steps
 from paceline.report.words import Words
-from paceline.telemetry.records import RankLedger, SectionRecord
+from paceline.telemetry.records import SectionRecord
 
 _MAX_COLUMNS = 200
 """More steps than this are averaged in equal runs of consecutive ones; ranks are never put together."""
 
 _GIB = 2**30
 
-Figure = Callable[[SectionRecord], float]
+Matrix = NDArray[np.float64]
 
-
-def busy_share(step: SectionRecord) -> float:
-    """Share of a step that a rank was neither idle nor in no span."""
-    return (step.wall_s - stage_seconds(step, "idle") - step.unaccounted_s) / step.wall_s
-
-
-def _stage(name: str) -> Figure:
-    return lambda step: stage_seconds(step, name)
-
-
-def _tokens(step: SectionRecord) -> float:
-    stage = step.stages.get("update_actor")
-    return float(stage.tokens) if stage is not None else 0.0
-
-
-def _memory(step: SectionRecord) -> float:
-    peak = max((stage.peak_allocated for stage in step.stages.values()), default=0)
-    return (peak or max((stage.host_rss for stage in step.stages.values()), default=0)) / _GIB
-
-
-_FIGURES: Mapping[str, tuple[Figure, str]] = {
-    "busy": (busy_share, ".1%"),
-    "idle": (_stage("idle"), ".3~s"),
-    "update": (_stage("update_actor"), ".3~s"),
-    "rollout": (_stage("rollout"), ".3~s"),
-    "tokens": (_tokens, ",.0f"),
-    "memory": (_memory, ".2f"),
+_FORMATS: Mapping[str, str] = {
+    "busy": ".1%",
+    "idle": ".3~s",
+    "update": ".3~s",
+    "rollout": ".3~s",
+    "tokens": ",.0f",
+    "memory": ".2f",
 }
-"""Label key `heat.KEY` to the figure of a step and how its number is written."""
+"""Figures of a step, each with a label `heat.KEY`, and how their numbers are written."""
 
 
-def utilisation_heatmap(ledgers: Sequence[RankLedger], words: Words) -> Chart | None:
+def step_figures(step: SectionRecord) -> tuple[float, ...]:
+    """The figures of `_FORMATS` in their order: busy share, seconds idle, of actor update and rollout, tokens
+    of the update, peak memory in GiB (of the device, on a CPU of the process)."""
+    idle, rollout, update = (step.stages.get(name) for name in ("idle", "rollout", "update_actor"))
+    idle_s = idle.self_s if idle else 0.0
+    return (
+        (step.wall_s - idle_s - step.unaccounted_s) / step.wall_s,
+        idle_s,
+        update.self_s if update else 0.0,
+        rollout.self_s if rollout else 0.0,
+        update.tokens if update else 0.0,
+        (step.peak_allocated or step.host_rss) / _GIB,
+    )
+
+
+def utilisation_heatmap(rank_steps: Mapping[int, Sequence[SectionRecord]], words: Words) -> Chart | None:
     """Ranks by steps, one figure at a time; None for a single rank."""
-    steps = {ledger.rank: ledger.steps() for ledger in ledgers}
-    numbers = sorted({step.step for found in steps.values() for step in found if step.step is not None})
-    if len(steps) < 2 or not numbers:
+    numbers = sorted({step.step for found in rank_steps.values() for step in found if step.step is not None})
+    if len(rank_steps) < 2 or not numbers:
         return None
     size = -(-len(numbers) // _MAX_COLUMNS)
     columns = {number: index // size for index, number in enumerate(numbers)}
     middles = [sum(run) / len(run) for run in _runs(numbers, size)]
+    matrices = [_binned(found, columns, len(middles)) for found in rank_steps.values()]
     variants = []
-    for key, (figure_of, form) in _FIGURES.items():
-        rows = [_row(found, columns, len(middles), figure_of) for found in steps.values()]
-        if any(value for row in rows for value in row if value is not None):
-            variants.append(_variant(key, form, list(steps), middles, rows, words))
-    caption = words.sentences(
-        words("heat.caption"), words("heat.binned", count=size) if size > 1 else ""
-    )
+    for index, (key, form) in enumerate(_FORMATS.items()):
+        rows = np.stack([matrix[index] for matrix in matrices])
+        if np.any(np.nan_to_num(rows)):
+            variants.append(_variant(key, form, list(rank_steps), middles, rows, words))
+    caption = words.sentences(words("heat.caption"), words("heat.binned", count=size) if size > 1 else "")
     return chart_of_variants("utilisation", words("heat.title"), caption, variants)
 
 
@@ -72,18 +66,14 @@ def _runs(numbers: Sequence[int], size: int) -> list[Sequence[int]]:
     return [numbers[start : start + size] for start in range(0, len(numbers), size)]
 
 
-def _row(
-    found: Sequence[SectionRecord], columns: Mapping[int, int], num_columns: int, figure_of: Figure
-) -> list[float | None]:
-    sums, counts = [0.0] * num_columns, [0] * num_columns
-    for step in found:
-        if step.step is not None and step.wall_s > 0:
-            column = columns[step.step]
-            sums[column] += figure_of(step)
-            counts[column] += 1
-    return [
-        float(f"{total / count:.4g}") if count else None for total, count in zip(sums, counts, strict=True)
-    ]
+def _binned(found: Sequence[SectionRecord], columns: Mapping[int, int], num_columns: int) -> Matrix:
+    """A rank's figures by column, the mean of its steps there; nan where it has none."""
+    steps = [step for step in found if step.step is not None and step.wall_s > 0]
+    at = np.array([columns[step.step] for step in steps if step.step is not None], dtype=np.int64)
+    counts = np.bincount(at, minlength=num_columns)
+    figures = np.array([step_figures(step) for step in steps]).reshape(len(steps), len(_FORMATS))
+    with np.errstate(invalid="ignore"):  # no step in a column: nan, which is drawn as a gap
+        return np.stack([np.bincount(at, row, num_columns) / counts for row in figures.T])
 
 
 def _variant(
@@ -91,14 +81,14 @@ def _variant(
     form: str,
     ranks: Sequence[int],
     middles: Sequence[float],
-    rows: list[list[float | None]],
+    rows: Matrix,
     words: Words,
 ) -> Variant:
     figure = new_figure(margin={"r": 12})
     unit = words(f"heat.unit-{key}")
     figure.add_trace(
         go.Heatmap(
-            z=rows,
+            z=rows.astype(np.float32),
             x=list(middles),
             y=[str(rank) for rank in ranks],
             colorscale=heat_scale(),

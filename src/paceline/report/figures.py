@@ -215,17 +215,22 @@ def _exp(loss: float) -> float:
 
 def _peak_memory(run: RunData) -> dict[str, int | None]:
     """Largest of any stage, in steps or outside, of any rank; None where nothing was sampled."""
-    stages = [
-        stage
-        for ledger in run.ledgers
-        for process in ledger.processes
-        for section in process.sections
-        for stage in section.stages.values()
-    ]
+    allocated = reserved = host = 0
+    for ledger in run.ledgers:
+        for process in ledger.processes:
+            for section in process.sections:
+                allocated = max(allocated, section.peak_allocated)
+                reserved = max(reserved, section.peak_reserved)
+                host = max(host, section.host_rss)
+                if section.host_rss == 0:  # written before sections held peaks of their own
+                    stages = section.stages.values()
+                    allocated = max(allocated, *(stage.peak_allocated for stage in stages), 0)
+                    reserved = max(reserved, *(stage.peak_reserved for stage in stages), 0)
+                    host = max(host, *(stage.host_rss for stage in stages), 0)
     return {
-        "device_allocated": max((stage.peak_allocated for stage in stages), default=0) or None,
-        "device_reserved": max((stage.peak_reserved for stage in stages), default=0) or None,
-        "host_rss": max((stage.host_rss for stage in stages), default=0) or None,
+        "device_allocated": allocated or None,
+        "device_reserved": reserved or None,
+        "host_rss": host or None,
     }
 
 

@@ -4,11 +4,20 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any
 
+from paceline.diagnosis import diagnose
 from paceline.report import formats
 from paceline.report.blocks import Block, Details, Fact, Lines, Page, Samples, Section, charts, section
+from paceline.report.charts_causes import causes_by_stage, causes_by_step, kernel_table
+from paceline.report.charts_device import device_chart, host_chart
+from paceline.report.charts_efficiency import mfu_against_waiting
 from paceline.report.charts_learning import accuracy_chart, reward_chart, small_charts
+from paceline.report.charts_lengths import length_chart, tokens_per_rank, tokens_per_step
 from paceline.report.charts_loss import loss_chart, perplexity_chart
 from paceline.report.charts_memory import memory_by_stage, memory_over_steps
+from paceline.report.charts_memory_timeline import memory_timeline
+from paceline.report.charts_rank_timeline import rank_timeline
+from paceline.report.charts_ranks import utilisation_heatmap
+from paceline.report.charts_sources import source_chart
 from paceline.report.charts_time import breakdown_chart
 from paceline.report.charts_timeline import run_timeline, step_timeline
 from paceline.report.counters import counters
@@ -17,6 +26,7 @@ from paceline.report.figures import figures_of, is_supervised
 from paceline.report.rows import counter_table, rank_table, stage_table, strip
 from paceline.report.run_data import RunData
 from paceline.report.sample_views import sample_steps, shared_beginning
+from paceline.report.section_diagnosis import bottleneck_sentence, diagnosis_blocks
 from paceline.report.sentences import summary_sentences
 from paceline.report.stage_totals import rank_rows, stage_rows, stage_totals
 from paceline.report.tiles import tiles
@@ -29,6 +39,7 @@ _STATUS_CLASSES = {"completed": "good", "failed": "bad"}
 def build_page(run: RunData, words: Words) -> Page:
     """Turns records into the page's content."""
     figures = figures_of(run)
+    found = diagnose(run.run_dir) if run.steps and run.config else None
     status = figures["status"]
     return Page(
         kind=words("page.kind"),
@@ -36,13 +47,23 @@ def build_page(run: RunData, words: Words) -> Page:
         status=words(f"status.{status}") if status in _STATUSES else status,
         status_class=_STATUS_CLASSES.get(status, "other"),
         facts=facts_of(run, figures, words),
-        sentences=summary_sentences(figures, words),
+        sentences=[
+            *summary_sentences(figures, words),
+            *([bottleneck] if found and (bottleneck := bottleneck_sentence(found, words)) else []),
+        ],
         tiles=tiles(figures, words),
         sections=[
+            *section(
+                "diagnosis", words("section.diagnosis"), diagnosis_blocks(found, words) if found else []
+            ),
             *section("time", words("section.time"), _time(run, figures, words)),
+            *section("timelines", words("section.timelines"), _timelines(run, words)),
             *section("ranks", words("section.ranks"), _ranks(run, words)),
+            *section("efficiency", words("section.efficiency"), _efficiency(run, words)),
             *section("learning", words("section.learning"), _learning(run, figures, words)),
+            *section("lengths", words("section.lengths"), _lengths(run, words)),
             *section("memory", words("section.memory"), _memory(run, words)),
+            *section("devices", words("section.devices"), _devices(run, words)),
             *section("counters", words("section.counters"), _counters(run, figures, words)),
             *_samples(run, words),
             *section("details", words("section.details"), _details(run, words)),
@@ -59,13 +80,35 @@ def _time(run: RunData, figures: Mapping[str, Any], words: Words) -> list[Block]
         strip(rows, words),
         *charts([breakdown_chart(run.steps, words)]),
         stage_table(rows, figures, ledger.rank, words),
-        *charts([step_timeline(ledger, words), run_timeline(ledger, words)]),
+        *charts([causes_by_stage(run.causes, words), causes_by_step(run.causes, words)]),
+        *([kernels] if (kernels := kernel_table(run.causes, words)) else []),
     ]
 
 
+def _timelines(run: RunData, words: Words) -> list[Block]:
+    ledger = run.main_ledger
+    if ledger is None:
+        return []
+    return charts([rank_timeline(run, words), step_timeline(ledger, words), run_timeline(ledger, words)])
+
+
 def _ranks(run: RunData, words: Words) -> list[Block]:
-    rows = rank_rows(run.ledgers) if len(run.ledgers) > 1 else []
-    return [rank_table(rows, words)] if rows else []
+    rows = rank_rows(run.rank_steps) if len(run.ledgers) > 1 else []
+    table = [rank_table(rows, words)] if rows else []
+    return [*charts([utilisation_heatmap(run.rank_steps, words)]), *table]
+
+
+def _efficiency(run: RunData, words: Words) -> list[Block]:
+    return charts([mfu_against_waiting(run, words)], "pair")
+
+
+def _lengths(run: RunData, words: Words) -> list[Block]:
+    found = [length_chart(run.samples, words), tokens_per_step(run, words), tokens_per_rank(run, words)]
+    return charts(found, "pair")
+
+
+def _devices(run: RunData, words: Words) -> list[Block]:
+    return charts([device_chart(run.devices, words), host_chart(run.devices, words)], "pair")
 
 
 def _learning(run: RunData, figures: Mapping[str, Any], words: Words) -> list[Block]:
@@ -74,7 +117,9 @@ def _learning(run: RunData, figures: Mapping[str, Any], words: Words) -> list[Bl
         main = charts([loss_chart(run, words), perplexity_chart(run, words)], "pair")
     else:
         main = charts([reward_chart(run, words), accuracy_chart(run, figures, words)], "pair")
-    blocks = [*main, *charts(small, "grid")] or [Lines([words("learning.no-metrics")])]
+    blocks = [*main, *charts([source_chart(run, words)]), *charts(small, "grid")] or [
+        Lines([words("learning.no-metrics")])
+    ]
     if constants:
         listed = " · ".join(f"{constant.name} {constant.value}" for constant in constants)
         blocks.append(Lines([f"{words('learning.constant')} {listed}"]))
@@ -88,7 +133,8 @@ def _memory(run: RunData, words: Words) -> list[Block]:
     sections = [section for process in ledger.processes for section in process.sections]
     by_stage = memory_by_stage(stage_totals(sections), words)
     over_steps = memory_over_steps(run.steps, by_stage.height, words) if by_stage else None
-    return charts([by_stage, over_steps], "pair")
+    timeline = memory_timeline(ledger, run.devices, words)
+    return [*charts([timeline]), *charts([by_stage, over_steps], "pair")]
 
 
 def _counters(run: RunData, figures: Mapping[str, Any], words: Words) -> list[Block]:

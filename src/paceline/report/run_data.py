@@ -13,6 +13,8 @@ import yaml
 
 from paceline.config.yaml_scalars import RecipeLoader
 from paceline.report.words import Words
+from paceline.telemetry.causes.records import RankCauses, read_causes
+from paceline.telemetry.device.records import RankDevice, read_device_samples
 from paceline.telemetry.metrics import MetricHistory, read_metric_history
 from paceline.telemetry.records import (
     RankLedger,
@@ -59,6 +61,10 @@ class RunData:
     history: MetricHistory
     samples: tuple[SampleFile, ...]
     notes: tuple[Note, ...] = field(default=())
+    causes: tuple[RankCauses, ...] = ()
+    devices: tuple[RankDevice, ...] = ()
+    rank_steps: Mapping[int, list[SectionRecord]] = field(default_factory=dict)
+    """Every rank's steps that count, as `RankLedger.steps` gives them."""
     detailed_steps: frozenset[int] | None = None
     """Steps of which every rank's spans were read; None: all. Sections are always all read."""
 
@@ -76,7 +82,7 @@ class RunData:
     @property
     def steps(self) -> list[SectionRecord]:
         """The main ledger's steps; one done again after a resume counts once, as it was done last."""
-        return self.main_ledger.steps() if self.main_ledger else []
+        return self.rank_steps[self.main_ledger.rank] if self.main_ledger else []
 
     def series(self, metric: str) -> list[tuple[int, float]]:
         """(step, value) wherever the metric was recorded; values may be nan or infinite."""
@@ -109,6 +115,9 @@ def load_run(run_dir: Path) -> RunData:
         history=read_metric_history(run_dir),
         samples=_first_and_last_samples(run_dir / "samples", notes),
         notes=tuple(notes),
+        causes=read_causes(run_dir),
+        devices=read_device_samples(run_dir),
+        rank_steps={ledger.rank: ledger.steps() for ledger in ledgers},
         detailed_steps=detailed,
     )
 
@@ -127,7 +136,7 @@ def _read_ledgers(run_dir: Path) -> tuple[tuple[RankLedger, ...], frozenset[int]
         return read_ledger(run_dir), None
     stride = -(-len(files) * len(steps) // _MAX_DETAILED)
     by_time = sorted(steps, key=lambda step: step.wall_s)
-    chosen = {*steps[::stride], steps[-1], by_time[len(by_time) // 2], by_time[-1]}
+    chosen = [*steps[::stride], steps[-1], by_time[len(by_time) // 2], by_time[-1]]
     detailed = frozenset(step.step for step in chosen if step.step is not None)
     return (main, *read_ledger(run_dir, detailed)[1:]), detailed
 

@@ -1,13 +1,13 @@
 """Sums of every stage over the steps, and what follows from them: shares, rates, MFU."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from paceline.report.palette import UNACCOUNTED, ordered
 from paceline.report.run_data import RunData
 from paceline.telemetry.flops import mfu
 from paceline.telemetry.hardware import known_peak_tflops
-from paceline.telemetry.records import RankLedger, SectionRecord
+from paceline.telemetry.records import SectionRecord
 
 
 @dataclass(slots=True)
@@ -100,25 +100,24 @@ def _stage_row(name: str, total: StageTotal, num_steps: int, wall: float, peak: 
     )
 
 
-def rank_rows(ledgers: Iterable[RankLedger]) -> list[RankRow]:
+def rank_rows(rank_steps: Mapping[int, list[SectionRecord]]) -> list[RankRow]:
     """One row per rank that finished a step."""
-    return [_rank_row(ledger, steps) for ledger in ledgers if (steps := ledger.steps())]
+    return [_rank_row(rank, steps) for rank, steps in rank_steps.items() if steps]
 
 
-def _rank_row(ledger: RankLedger, steps: list[SectionRecord]) -> RankRow:
+def _rank_row(rank: int, steps: list[SectionRecord]) -> RankRow:
     count = len(steps)
     wall = sum(step.wall_s for step in steps)
     unaccounted = sum(step.unaccounted_s for step in steps)
-    totals = stage_totals(steps)
-    idle = totals.get("idle", StageTotal()).self_s
-    actor = totals.get("update_actor", StageTotal())
+    idle = sum(stage.self_s for step in steps if (stage := step.stages.get("idle")))
+    actor = [stage for step in steps if (stage := step.stages.get("update_actor"))]
     return RankRow(
-        rank=ledger.rank,
+        rank=rank,
         num_steps=count,
         step_s=wall / count,
         busy_share=(wall - idle - unaccounted) / wall if wall else 0.0,
-        update_actor_s=actor.self_s / count,
+        update_actor_s=sum(stage.self_s for stage in actor) / count,
         idle_s=idle / count,
         unaccounted_s=unaccounted / count,
-        update_actor_tokens=actor.tokens / count,
+        update_actor_tokens=sum(stage.tokens for stage in actor) / count,
     )

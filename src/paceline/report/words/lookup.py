@@ -2,6 +2,8 @@
 
 from paceline.diagnosis.wording import LANGUAGES, Language, cause_name, texts
 from paceline.report.words import (
+    texts_charts,
+    texts_diagnosis,
     texts_learning,
     texts_memory,
     texts_metrics,
@@ -20,6 +22,8 @@ TEXTS: dict[str, tuple[str, str]] = {
     **texts_time.TEXTS,
     **texts_learning.TEXTS,
     **texts_memory.TEXTS,
+    **texts_charts.TEXTS,
+    **texts_diagnosis.TEXTS,
     **texts_records.TEXTS,
 }
 """English and Chinese by key; braces are places for values."""
