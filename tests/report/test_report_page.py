@@ -227,9 +227,8 @@ def test_gaps_stand_where_a_metric_was_not_finite(tmp_path):
     assert "not finite: grad_norm" in page.text
 
 
-def test_a_thousand_steps_stay_below_fifteen_megabytes(tmp_path):
-    path = write_report(RunWriter(tmp_path / "long", num_steps=1000).write_all())
-    assert path.stat().st_size < 15e6
+def test_more_steps_than_bars_are_averaged(tmp_path):
+    path = write_report(RunWriter(tmp_path / "long", num_steps=200).write_all())
     breakdown = Page(path.read_text(encoding="utf-8")).charts["breakdown"]["figure"]["data"]
     assert len(breakdown[0]["x"]) <= 160
 

@@ -12,7 +12,7 @@ import paceline.report
 from paceline.diagnosis.wording import texts
 from paceline.report import write_report
 from paceline.report.charts_learning import SMALL_CHARTS
-from paceline.report.counters import FAULTS, LOSSES
+from paceline.report.counters import FAULTS, LOSSES, SOURCE_FAULTS, SOURCE_LOSSES
 from paceline.report.words import Words
 from paceline.report.words.lookup import TEXTS
 from paceline.report.words.texts_metrics import CHINESE
@@ -93,7 +93,8 @@ def test_a_stage_of_a_later_version_keeps_its_name():
 
 def test_every_metric_that_the_page_explains_is_explained_in_chinese():
     drawn = {spec.lines[0][0] for spec in SMALL_CHARTS}
-    assert drawn | set(FAULTS) | set(LOSSES) <= set(CHINESE)
+    of_sources = {f"reward/<source>/{kind}" for kind in (*SOURCE_FAULTS, *SOURCE_LOSSES)}
+    assert drawn | set(FAULTS) | set(LOSSES) | of_sources <= set(CHINESE)
     assert set(CHINESE) <= set(METRICS)
     assert all(HAN.search(text) for text in CHINESE.values())
 

@@ -83,7 +83,7 @@ class Charts:
 
 @dataclass(frozen=True, slots=True)
 class StripPart:
-    """A stage in the strip and its legend; `width` in percent."""
+    """A stage in the strip and its legend; `width` in percent; on a pale colour the text is dark."""
 
     name: str
     meaning: str
@@ -91,6 +91,7 @@ class StripPart:
     width: float
     share: str
     hint: str
+    is_pale: bool = False
 
 
 @dataclass(frozen=True, slots=True)

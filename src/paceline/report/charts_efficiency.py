@@ -18,7 +18,11 @@ from paceline.report.words import Words
 WAITING_STAGES = ("idle", "reward", "data")
 """Stages in which training waits for something else; time in no span is added to them."""
 
+_BESIDE_TRAINING = ("eval", "checkpoint")
+"""Stages that some steps have and others have not; their time is taken out, so that steps can be compared."""
+
 _FEWEST_STEPS = 6
+_LITTLE_WAITING = 0.01
 _MAX_POINTS = 2000
 
 
@@ -50,7 +54,7 @@ def step_points(run: RunData) -> tuple[list[StepPoint], bool]:
             if step.step is None:
                 continue
             found = sums.setdefault(step.step, [0.0, 0.0, 0.0])
-            found[0] += step.wall_s
+            found[0] += step.wall_s - sum(stage_seconds(step, name) for name in _BESIDE_TRAINING)
             found[1] += step.unaccounted_s + sum(stage_seconds(step, name) for name in WAITING_STAGES)
             found[2] += sum(stage.flops for stage in step.stages.values())
     scale = 1e12 * (peak or 1.0)
@@ -88,16 +92,22 @@ def mfu_against_waiting(run: RunData, words: Words) -> Chart | None:
     if len(points) < _FEWEST_STEPS:
         return None
     found = correlation([(point.waiting, point.rate) for point in points])
+    most = max(point.waiting for point in points)
     figure = new_figure()
     figure.add_trace(_scatter(points[:: -(-len(points) // _MAX_POINTS)], is_mfu, words))
-    if found is not None:
+    if found is not None and most >= _LITTLE_WAITING:
         figure.add_trace(_fit([(point.waiting, point.rate) for point in points], found))
-    figure.update_xaxes(title_text=words("efficiency.waiting"), tickformat=".0%", showgrid=True)
+    figure.update_xaxes(title_text=words("efficiency.waiting"), tickformat=".2~p", showgrid=True)
     figure.update_yaxes(
         title_text=words("efficiency.mfu" if is_mfu else "efficiency.tflops"),
-        tickformat=".1%" if is_mfu else ".3~g",
+        tickformat=".3~p" if is_mfu else ".3~g",
     )
-    caption = words.sentences(words("efficiency.caption"), _said(found, words))
+    said = (
+        words("efficiency.little", most=formats.share(most))
+        if most < _LITTLE_WAITING
+        else _said(found, words)
+    )
+    caption = words.sentences(words("efficiency.caption"), said)
     title = words("efficiency.title" if is_mfu else "efficiency.title-tflops")
     return Chart("efficiency", title, caption, figure, 280, True)
 

@@ -19,7 +19,7 @@ _GIB = 2**30
 Matrix = NDArray[np.float64]
 
 _FORMATS: Mapping[str, str] = {
-    "busy": ".1%",
+    "busy": ".4~p",
     "idle": ".3~s",
     "update": ".3~s",
     "rollout": ".3~s",

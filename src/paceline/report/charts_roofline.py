@@ -60,5 +60,3 @@ def _stage_point(stage: StageRoofline, words: Words) -> go.Scatter:
         marker={"size": 11, "color": colour_of(stage.stage).light},
         hovertemplate=text + "<extra></extra>",
     )
-
-

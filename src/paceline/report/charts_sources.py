@@ -1,7 +1,6 @@
 """Rewards by source: the mean score of each of several."""
 
 import math
-import re
 
 from paceline.report.charts_learning import line_of
 from paceline.report.palette import line_colour
@@ -9,20 +8,12 @@ from paceline.report.run_data import RunData
 from paceline.report.theme import Chart, new_figure, number_steps
 from paceline.report.words import Words
 
-_MEAN = re.compile(r"^reward/([^/]+)/mean$")
-
-
-def source_names(run: RunData) -> list[str]:
-    """The sources with a mean score, in the order they appear."""
-    names = dict.fromkeys(name for record in run.history.records for name in record.metrics)
-    return [match.group(1) for name in names if (match := _MEAN.match(name))]
-
 
 def source_chart(run: RunData, words: Words) -> Chart | None:
     """Mean score of every source over the steps; None where there is one source only."""
     figure = new_figure(showlegend=True, hovermode="x unified")
     numbers: list[int] = []
-    for index, name in enumerate(source_names(run)):
+    for index, name in enumerate(run.reward_sources):
         series = run.series(f"reward/{name}/mean")
         if any(math.isfinite(value) for _, value in series):
             figure.add_trace(line_of(name, series, line_colour(index).light, 1.9))

@@ -80,7 +80,7 @@ def _span_bars(stage: str, bars: Sequence[TimelineBar], origin_s: float, words: 
         textposition="inside",
         insidetextanchor="start",
         textangle=0,
-        textfont={"color": ON_STAGE.light, "size": 11},
+        textfont={"color": INK.light if stage == "idle" else ON_STAGE.light, "size": 11},
         marker={"color": colour_of(stage).light, "line": {"width": 0.6, "color": SURFACE.light}},
         customdata=[[hover_of(bar, words)] for bar in bars],
         hovertemplate="%{customdata[0]}<extra></extra>",

@@ -18,6 +18,7 @@ FAULTS = (
     "groups/dropped_no_verdict",
     "rollout/exhausted",
     "samples/aborted",
+    "device/samples_failed",
 )
 """Something failed, or a step could not do what it was asked to."""
 
@@ -44,6 +45,10 @@ LOSSES = (
 )
 """Expected in a healthy run; worth knowing because work or signal is lost."""
 
+SOURCE_FAULTS = ("errors", "timeouts", "left_out", "overlong", "unparseable")
+SOURCE_LOSSES = ("retries", "workers_replaced")
+"""The same of every reward source: `reward/<source>/errors` and so on."""
+
 _SHOWN_STEPS = 6
 
 
@@ -60,11 +65,14 @@ class Counter:
 
 def counters(run: RunData, words: Words) -> list[Counter]:
     """All counts that are not zero, faults first."""
+    sources = run.reward_sources
+    faults = (*FAULTS, *(f"reward/{source}/{kind}" for source in sources for kind in SOURCE_FAULTS))
+    losses = (*LOSSES, *(f"reward/{source}/{kind}" for source in sources for kind in SOURCE_LOSSES))
     found = [
-        *(_from_metric(run, name, words, is_fault=True) for name in FAULTS),
+        *(_from_metric(run, name, words, is_fault=True) for name in faults),
         *_non_finite(run, words),
         *_damage(run, words),
-        *(_from_metric(run, name, words, is_fault=False) for name in LOSSES),
+        *(_from_metric(run, name, words, is_fault=False) for name in losses),
     ]
     return [counter for counter in found if counter is not None]
 

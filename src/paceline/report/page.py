@@ -17,6 +17,7 @@ from paceline.report.charts_memory import memory_by_stage, memory_over_steps
 from paceline.report.charts_memory_timeline import memory_timeline
 from paceline.report.charts_rank_timeline import rank_timeline
 from paceline.report.charts_ranks import utilisation_heatmap
+from paceline.report.charts_roofline import roofline_chart
 from paceline.report.charts_sources import source_chart
 from paceline.report.charts_time import breakdown_chart
 from paceline.report.charts_timeline import run_timeline, step_timeline
@@ -31,6 +32,7 @@ from paceline.report.sentences import summary_sentences
 from paceline.report.stage_totals import rank_rows, stage_rows, stage_totals
 from paceline.report.tiles import tiles
 from paceline.report.words import Words
+from paceline.telemetry.roofline import Roofline, roofline_of, run_ceilings
 
 _STATUSES = ("completed", "failed", "stopped", "imported", "running", "unknown")
 _STATUS_CLASSES = {"completed": "good", "failed": "bad"}
@@ -99,7 +101,24 @@ def _ranks(run: RunData, words: Words) -> list[Block]:
 
 
 def _efficiency(run: RunData, words: Words) -> list[Block]:
-    return charts([mfu_against_waiting(run, words)], "pair")
+    return charts([mfu_against_waiting(run, words), roofline_chart(_roofline(run), words)], "pair")
+
+
+_MAX_ROOFLINE_STEPS = 20_000
+
+
+def _roofline(run: RunData) -> Roofline:
+    """Of the steps of all ranks (of very many, the main rank's), without those that ran under a profiler."""
+    profiled = {step.step for rank in run.causes for step in rank.steps}
+    steps = [step for found in run.rank_steps.values() for step in found]
+    plain = [
+        step
+        for step in (run.steps if len(steps) > _MAX_ROOFLINE_STEPS else steps)
+        if step.step not in profiled
+    ]
+    return roofline_of(
+        plain or run.steps, run_ceilings(run.environment), str(run.environment.get("dtype", ""))
+    )
 
 
 def _lengths(run: RunData, words: Words) -> list[Block]:

@@ -29,6 +29,7 @@ def strip(rows: Sequence[StageRow], words: Words) -> Strip:
                 time=formats.seconds(row.seconds),
                 share=formats.share(row.share),
             ),
+            is_pale=row.stage == "idle",
         )
         for row in rows
     ]

@@ -4,6 +4,7 @@ A report is wanted most of a run that went wrong, so only a folder that is no ru
 """
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,6 +24,8 @@ from paceline.telemetry.records import (
     read_ledger,
     read_rank_ledger,
 )
+
+_SOURCE_MEAN = re.compile(r"^reward/([^/]+)/mean$")
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +86,12 @@ class RunData:
     def steps(self) -> list[SectionRecord]:
         """The main ledger's steps; one done again after a resume counts once, as it was done last."""
         return self.rank_steps[self.main_ledger.rank] if self.main_ledger else []
+
+    @property
+    def reward_sources(self) -> list[str]:
+        """Names of the reward's sources that have metrics of their own, in the order they appear."""
+        names = dict.fromkeys(name for record in self.history.records for name in record.metrics)
+        return [match.group(1) for name in names if (match := _SOURCE_MEAN.match(name))]
 
     def series(self, metric: str) -> list[tuple[int, float]]:
         """(step, value) wherever the metric was recorded; values may be nan or infinite."""

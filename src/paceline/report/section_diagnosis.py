@@ -14,6 +14,8 @@ from paceline.report.theme import Chart, new_figure
 from paceline.report.words import Words
 
 _MAX_SWITCHES = 12
+_LEAST_SHARE = 0.001
+"""Stages below this share of a step have no row: nothing that bounds them matters."""
 
 
 def diagnosis_blocks(found: Diagnosis, words: Words) -> list[Block]:
@@ -51,17 +53,17 @@ def bottleneck_sentence(found: Diagnosis, words: Words) -> str:
 
 
 def _stages(found: Diagnosis, words: Words) -> Table:
-    names = ("stage", "time", "share", "", "kind", "source", "evidence")
+    names = ("stage", "time", "share", "", "kind", "evidence")
     columns = [
         Column(
             words(f"diagnosis.{name}") if name else "",
             is_text=name not in ("time", "share"),
-            hides=name == "source",
+            hides=name == "evidence",
         )
         for name in names
     ]
     longest = max((stage.seconds for stage in found.stages), default=0.0)
-    rows = [_stage_row(stage, longest, words) for stage in found.stages if stage.seconds > 0]
+    rows = [_stage_row(stage, longest, words) for stage in found.stages if stage.share >= _LEAST_SHARE]
     caption = words.sentences(
         words(
             "diagnosis.stages-caption",
@@ -85,8 +87,11 @@ def _stage_row(stage: StageDiagnosis, longest: float, words: Words) -> Row:
             Cell(formats.seconds(stage.seconds)),
             Cell(formats.share(stage.share)),
             Cell(meter=100 * stage.seconds / longest),
-            Cell(words.cause(stage.kind), colour=f"var(--cause-{stage.kind})"),
-            Cell(words(f"diagnosis.source-{stage.source}"), tone="muted"),
+            Cell(
+                words.cause(stage.kind),
+                colour=f"var(--cause-{stage.kind})",
+                note=words(f"diagnosis.source-{stage.source}"),
+            ),
             Cell(evidence, tone="muted"),
         ]
     )

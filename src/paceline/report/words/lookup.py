@@ -12,7 +12,7 @@ from paceline.report.words import (
     texts_summary,
     texts_time,
 )
-from paceline.telemetry.metrics import METRICS
+from paceline.telemetry.metric_schema import spec_of
 
 Lang = Language
 
@@ -63,8 +63,12 @@ class Words:
 
     def metric(self, name: str) -> str:
         """What a metric is: the schema's own words, or their Chinese where there is one."""
-        english = METRICS[name].description
-        return english if self.lang == "en" else texts_metrics.CHINESE.get(name, english)
+        english = spec_of(name).description
+        if self.lang == "en":
+            return english
+        parts = name.split("/")
+        of_any_source = f"reward/<source>/{parts[-1]}" if len(parts) == 3 else name
+        return texts_metrics.CHINESE.get(name) or texts_metrics.CHINESE.get(of_any_source, english)
 
     def sentences(self, *parts: str) -> str:
         """Sentences one after another, as the language sets them."""

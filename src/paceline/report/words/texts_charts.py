@@ -72,8 +72,9 @@ TEXTS: dict[str, tuple[str, str]] = {
     "efficiency.title": ("MFU against waiting time", "MFU 与等待时间"),
     "efficiency.title-tflops": ("TFLOP/s against waiting time", "TFLOP/s 与等待时间"),
     "efficiency.caption": (
-        "One point per step, all ranks together. Waiting: idle, for rewards, for input, or in no span.",
-        "每点为一步，所有进程合计。等待：空闲、等奖励、等输入，或不在任何计时区间内。",
+        "One point per step, all ranks together, without evaluations and checkpoints. Waiting: idle, for rewards, for "
+        "input, or in no span.",
+        "每点为一步，所有进程合计，不含评测与检查点。等待：空闲、等奖励、等输入，或不在任何计时区间内。",
     ),
     "efficiency.falls": (
         "Steps that wait more reach less: r = {r} (95 %: {low} to {high}), {steps}.",
@@ -87,6 +88,10 @@ TEXTS: dict[str, tuple[str, str]] = {
         "No correlation can be told from chance: r = {r} (95 %: {low} to {high}), {steps}.",
         "相关性与偶然无法区分：r = {r}（95 %：{low} 至 {high}），{steps}。",
     ),
+    "efficiency.little": (
+        "No step waits more than {most}: there is too little waiting to slow anything.",
+        "没有任何一步的等待超过 {most}：等待太少，不足以拖慢训练。",
+    ),
     "efficiency.no-correlation": (
         "One of the two does not vary, so there is no correlation.",
         "两者之一没有变化，因此没有相关性。",
@@ -95,6 +100,25 @@ TEXTS: dict[str, tuple[str, str]] = {
     "efficiency.mfu": ("MFU of the step", "整步 MFU"),
     "efficiency.tflops": ("TFLOP/s per device", "每设备 TFLOP/s"),
     "efficiency.hover": ("step {step}: {waiting} waiting, {rate}", "第 {step} 步：等待 {waiting}，{rate}"),
+    "roofline.title": ("Stages under the machine's ceilings", "各阶段与硬件上限"),
+    "roofline.caption": (
+        "Achieved TFLOP/s against FLOP per byte, mean over ranks and steps; bytes are the least the work must move.",
+        "实际 TFLOP/s 与每字节 FLOP 的关系，对进程和步取平均；字节数是该工作必须搬运的最少量。",
+    ),
+    "roofline.measured": (
+        "Ceilings were measured on this machine (paceline doctor --measure).",
+        "上限在这台机器上实测（paceline doctor --measure）。",
+    ),
+    "roofline.data-sheet": (
+        "Ceilings are the vendor's, above what any work reaches.",
+        "上限取自厂商数据，高于任何实际工作所能达到的值。",
+    ),
+    "roofline.roof": ("ceiling", "上限"),
+    "roofline.intensity": ("FLOP per byte", "每字节 FLOP"),
+    "roofline.hover": (
+        "{stage}: {rate} TFLOP/s, {share} of what is possible there",
+        "{stage}：{rate} TFLOP/s，为该处可达值的 {share}",
+    ),
     "lengths.title": ("Response lengths", "回答长度分布"),
     "lengths.caption": ("Share of samples by length.", "按长度统计的样本比例。"),
     "lengths.quantiles": (

@@ -109,7 +109,7 @@ TEXTS: dict[str, tuple[str, str]] = {
         "训练词元数的最大值与均值之比：{ratio}。",
     ),
     "ranks.first": ("The first {shown} of {all} ranks.", "仅列出 {all} 个进程中的前 {shown} 个。"),
-    "ranks.rank": ("Rank", "rank"),
+    "ranks.rank": ("Rank", "进程"),
     "ranks.steps": ("Steps", "步数"),
     "ranks.step": ("Step", "一步"),
     "ranks.busy": ("Busy", "忙碌"),
