@@ -1,20 +1,27 @@
 """`diagnose`: a run's folder to what bounds it, what it waits for, what is wrong, and what would help."""
 
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from paceline.diagnosis.results import Diagnosis
 from paceline.diagnosis.run_records import RunRecords, read_run
 from paceline.diagnosis.stages import bottleneck_of, diagnose_stages
+from paceline.telemetry.records import RankLedger
 
 
-def diagnose(run_dir: Path) -> Diagnosis:
+def diagnose(
+    run_dir: Path, ledgers: Sequence[RankLedger] | None = None, only: Collection[int] | None = None
+) -> Diagnosis:
     """Diagnoses a finished, running or imported run from its records alone.
+
+    `ledgers` are those of the run, where they were read already; with `only`, time statistics are of these steps, which
+    must have their spans: of a run of many ranks and steps a part says as much.
 
     Raises:
         ConfigError: the folder is no run's, or its ledger holds no finished step.
         ValueError: a record is of a version this paceline does not read.
     """
-    run = read_run(run_dir)
+    run = read_run(run_dir, ledgers, only)
     walls = run.per_step(lambda step: step.wall_s)
     step_s = sum(walls) / len(walls)
     stages = diagnose_stages(run, step_s)

@@ -5,7 +5,7 @@ than others: neither is in a statistic of time.
 """
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -99,8 +99,10 @@ class RunRecords:
         return sum(values) / len(values) if values else None
 
 
-def read_run(run_dir: Path) -> RunRecords:
-    """Reads a run's folder.
+def read_run(
+    run_dir: Path, ledgers: Sequence[RankLedger] | None = None, only: Collection[int] | None = None
+) -> RunRecords:
+    """Reads a run's folder, its ledgers unless they are given; time statistics use the steps `only` allows.
 
     Raises:
         ConfigError: it is no run's folder, or no ledger in it holds a step.
@@ -109,7 +111,7 @@ def read_run(run_dir: Path) -> RunRecords:
     run_dir = Path(run_dir)
     if not run_dir.is_dir() or not (run_dir / "config.yaml").is_file():
         raise ConfigError("run", str(run_dir), "must be the folder of a run, which holds a config.yaml")
-    ledgers = [ledger for ledger in read_ledger(run_dir) if ledger.steps()]
+    ledgers = [ledger for ledger in ledgers or read_ledger(run_dir) if ledger.steps()]
     if not ledgers:
         raise ConfigError(
             "run", str(run_dir), "its ledger holds no finished step, so there is no time to diagnose"
@@ -122,7 +124,11 @@ def read_run(run_dir: Path) -> RunRecords:
     profiled = tuple(step for step in common if any(step in steps for steps in causes.values()))
     is_imported = summary.get("status") == "imported"
     warmup = tuple(step for step in common if step in _first_steps(ledgers, is_imported))
-    used = tuple(step for step in common if step not in warmup and (is_imported or step not in profiled))
+    used = tuple(
+        step
+        for step in common
+        if step not in warmup and (is_imported or step not in profiled) and (only is None or step in only)
+    )
     return RunRecords(
         name=str(_mapping(config.get("run")).get("name", run_dir.name)),
         config=config,

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any
 
-from paceline.diagnosis import diagnose
+from paceline.diagnosis import Diagnosis, diagnose
 from paceline.report import formats
 from paceline.report.blocks import Block, Details, Fact, Lines, Page, Samples, Section, charts, section
 from paceline.report.charts_causes import causes_by_stage, causes_by_step, kernel_table
@@ -41,7 +41,7 @@ _STATUS_CLASSES = {"completed": "good", "failed": "bad"}
 def build_page(run: RunData, words: Words) -> Page:
     """Turns records into the page's content."""
     figures = figures_of(run)
-    found = diagnose(run.run_dir) if run.steps and run.config else None
+    found = _diagnosed(run) if run.steps and run.config else None
     status = figures["status"]
     return Page(
         kind=words("page.kind"),
@@ -72,6 +72,10 @@ def build_page(run: RunData, words: Words) -> Page:
         ],
         footer=_footer(run, words),
     )
+
+
+def _diagnosed(run: RunData) -> Diagnosis:
+    return diagnose(run.run_dir, run.ledgers, run.detailed_steps)
 
 
 def _time(run: RunData, figures: Mapping[str, Any], words: Words) -> list[Block]:

@@ -131,7 +131,7 @@ def load_run(run_dir: Path) -> RunData:
     )
 
 
-_MAX_DETAILED = 4096
+_MAX_DETAILED = 2048
 """Steps times ranks whose spans are read one by one; of more, evenly spaced steps."""
 
 

@@ -34,8 +34,8 @@ TEXTS: dict[str, tuple[str, str]] = {
     "causes.seconds": ("Time", "时间"),
     "heat.title": ("Every rank in every step", "每个进程的每一步"),
     "heat.caption": (
-        'A row per rank. A dark row in "waiting" next to a pale one is work that is not shared evenly.',
-        "每行一个进程。“等待”中深色行与浅色行并存，说明工作分配不均。",
+        "A row per rank; a row unlike the others is a rank that has more to do, or is slower at it.",
+        "每行一个进程；与其他行明显不同的行，是工作更多或更慢的进程。",
     ),
     "heat.binned": (
         "Each column is the mean of up to {count} consecutive steps.",
