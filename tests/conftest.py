@@ -1,4 +1,4 @@
-"""Shared by all tests: tests/model is importable (tiny models), and the machine's cores are not oversubscribed."""
+"""Shared by all tests: helpers of some folders are importable, and the machine's cores are not oversubscribed."""
 
 import sys
 from collections.abc import Iterator
@@ -11,6 +11,7 @@ from hypothesis import settings
 sys.path.insert(0, str(Path(__file__).parent / "reward_models"))
 sys.path.insert(0, str(Path(__file__).parent / "data"))
 sys.path.insert(0, str(Path(__file__).parent / "model"))
+sys.path.insert(0, str(Path(__file__).parent / "explanation"))
 from rank_pool import RankPool
 
 settings.register_profile("shared-cores", deadline=None)  # a busy machine is not a failing example

@@ -120,9 +120,9 @@ class RawRun:
         common = sorted(set.intersection(*map(set, self.steps.values())))
         self.is_imported = status == "imported"
         warmup = {1} if self.is_imported else self.firsts
-        self.num_profiled = len([step for step in common if step in self.cells])
         left_out = warmup | (set() if self.is_imported else set(self.cells))
         self.counted = [step for step in common if step not in left_out] or common
+        self.num_profiled = len([step for step in common if step in self.cells and step not in self.counted])
         self.num_warmup = len(warmup & set(common)) if set(common) - left_out else 0
 
     def _read(self, rank: int, path: Path) -> None:

@@ -29,7 +29,7 @@ Audience = Literal["engineer", "manager"]
 AUDIENCES: tuple[Audience, ...] = get_args(Audience)
 
 _FOLDER = Path(__file__).parent / "texts"
-_UNKNOWN_SHOWN = 3
+_NOTES_SHOWN = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,8 +92,8 @@ def explain(
     else:
         paragraphs |= _against(phrases, run, read_run(against), lang, audience)
     paragraphs["next"] = next_paragraph(phrases, found, lang, audience)
-    if audience == "engineer" and (unknown := _unknown(found, lang)):
-        paragraphs["unknown"] = phrases.say("unknown", items=phrases.templates["lists"].join(unknown))
+    if audience == "engineer":
+        paragraphs["notes"] = _import_notes(phrases, found, lang)
     return Explanation(
         run=run.name,
         against=None if against is None else str(against),
@@ -135,12 +135,11 @@ def _against(
     return gain_paragraphs(phrases, comparison, other.name, lang, audience)
 
 
-def _unknown(found: Diagnosis, lang: Language) -> list[str]:
-    """What an importer could not know, in its own words; ids of notes are said where they matter."""
+def _import_notes(phrases: Phrases, found: Diagnosis, lang: Language) -> str:
+    """What an importer said of the log, in its own words and quoted; ids of notes are said where they matter."""
     own = [text for text in found.notes if note(text, lang) == text]
-    return [_without_digits(text.rstrip(".")) for text in own][:_UNKNOWN_SHOWN]
-
-
-def _without_digits(text: str) -> str:
-    """A note's own numbers are the importer's, not the records': they are marked as quoted."""
-    return json.dumps(text, ensure_ascii=False) if any(map(str.isdigit, text)) else text
+    if not own:
+        return ""
+    quoted = [json.dumps(text.rstrip("."), ensure_ascii=False) for text in own[:_NOTES_SHOWN]]
+    more = "notes.more" if len(own) > _NOTES_SHOWN else "notes"
+    return phrases.say(more, items=phrases.templates["lists"].join(quoted))

@@ -21,14 +21,20 @@ def step_paragraph(phrases: Phrases, run: RunRecords, figures: RunFigures, audie
     step = Figure("step_s", figures.step_s, "s")
     count = Figure("num_steps", len(run.steps), "count")
     if len(run.ranks) == 1:
-        said = [phrases.say(f"step.{audience}.one_rank", step=step, count=count)]
+        origin = "imported" if run.is_imported else "one_rank"
+        said = [phrases.say(f"step.{audience}.{origin}", step=step, count=count)]
     else:
         ranks = Figure("num_ranks", len(run.ranks), "count")
         said = [phrases.say(f"step.{audience}", step=step, count=count, ranks=ranks)]
-    if audience == "engineer" and (run.warmup or run.profiled):
-        warmup = Figure("num_warmup", len(run.warmup), "count")
-        profiled = Figure("num_profiled", len(run.profiled), "count")
-        said.append(phrases.say("step.left_out", warmup=warmup, profiled=profiled))
+    num_profiled = len(
+        set(run.profiled) - set(run.steps)
+    )  # imported traces hold no other steps: theirs count
+    warmup = Figure("num_warmup", len(run.warmup), "count")
+    if audience == "engineer" and num_profiled:
+        profiled = Figure("num_profiled", num_profiled, "count")
+        said.append(phrases.say("step.left_out.profiled", warmup=warmup, profiled=profiled))
+    elif audience == "engineer" and run.warmup:
+        said.append(phrases.say("step.left_out", warmup=warmup))
     return _joined(phrases, said)
 
 
