@@ -12,6 +12,7 @@ from typing import Any
 
 from paceline.config import ConfigError
 from paceline.config.yaml_scalars import parse_yaml
+from paceline.telemetry.causes.records import read_causes
 from paceline.telemetry.jsonl import decode_number, read_lines
 from paceline.telemetry.metrics import read_metrics
 from paceline.telemetry.records import BackgroundRecord, RankLedger, SectionRecord, SpanRecord, read_ledger
@@ -176,18 +177,17 @@ def _first_steps(ledgers: Sequence[RankLedger], is_imported: bool) -> set[int]:
 
 
 def _read_causes(run_dir: Path) -> dict[int, dict[int, dict[str, dict[str, float]]]]:
-    """Cells by rank, step and stage, as docs/records.md describes causes/rank{r}.jsonl."""
-    found: dict[int, dict[int, dict[str, dict[str, float]]]] = {}
-    for path in sorted((run_dir / "causes").glob("rank*.jsonl")):
-        steps = found.setdefault(int(path.stem.removeprefix("rank")), {})
-        for record in read_lines(path):
-            if record is None or record.get("kind") != "cells":
-                continue
-            cells = {
-                name.removesuffix("_s"): float(value) for name, value in record.items() if name.endswith("_s")
+    """Cells by rank, step and stage."""
+    return {
+        rank.rank: {
+            step.step: {
+                stage: {str(cause): value for cause, value in cells.items()}
+                for stage, cells in step.cells.items()
             }
-            steps.setdefault(int(record["step"]), {})[str(record["stage"])] = cells
-    return found
+            for step in rank.steps
+        }
+        for rank in read_causes(run_dir)
+    }
 
 
 def _read_foreign(path: Path) -> dict[int, dict[str, float]]:

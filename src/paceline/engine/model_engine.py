@@ -9,7 +9,7 @@ Shapes: R response tokens of a micro-batch, in the order of its members.
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import TypedDict, TypeVar
 
 import numpy as np
 import torch
@@ -39,8 +39,10 @@ from paceline.engine.planning import (
 )
 from paceline.engine.recompute import apply_recompute, decoder_layers
 from paceline.engine.samples import FloatArray, TokenPair
+from paceline.engine.shapes_met import ShapesMet
 from paceline.engine.sharding import ReplicaSync, reshard, shard_model
 from paceline.engine.shards import local_part
+from paceline.engine.timed_collectives import time_collectives
 from paceline.model.inputs import ModelInputs
 from paceline.model.loading import CausalModel
 from paceline.model.lora import AdaptedModel
@@ -70,6 +72,14 @@ class LossOutput:
 
 LossOf = Callable[[tuple[Tensor, ...], Sequence[S]], LossOutput]
 """(what `Read` returned, the micro-batch's members) -> loss and metrics."""
+
+
+class Work(TypedDict):
+    """What a pass of a micro-batch does, as spans count it."""
+
+    tokens: int
+    flops: float
+    num_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,10 +136,12 @@ class ModelEngine:
             replica_sync = replica_sync or replica_sync_of(train, self.mesh)
         self.sharded = shard_model(model, self.mesh, train, replica_sync)
         self.model = self.sharded.model
+        if model.device.type == "cpu":
+            time_collectives(self.sharded.model, ledger)
         self._offload: ActivationOffload | None = None
         if train.activation_offload:
             self._offload = ActivationOffload(model.device, train.activation_offload_min_kb * 1024)
-        self._shapes: set[tuple[Stage, int, int]] = set()  # (rows, width) this process has met, by stage
+        self._shapes = ShapesMet()
         self._parked: ParkedWeights | None = None
         if num_updates is None and train.param_offload:
             self._parked = ParkedWeights(self.model.module)
@@ -167,20 +179,20 @@ class ModelEngine:
         order: list[int] = []
         values: list[Tensor] = []
         here = nullcontext() if self._parked is None else self._parked.here()
-        with self._ledger.span(stage) as span, here:
+        with self._ledger.span(stage), here:
             own, plan, count = self._plan(samples, budget)
             for row in plan.rows:
-                micro_batch = self._build(own, row, stage)
-                values.append(read(model, micro_batch.inputs)[0].float())
+                micro_batch, ending = self._build(own, row, stage)
+                with self._ledger.span(stage, f"pass{ending}", **self._work(micro_batch, is_training=False)):
+                    values.append(read(model, micro_batch.inputs)[0].float())
                 order += micro_batch.order
-                tokens, flops = self._work(micro_batch, is_training=False)
-                span.add(tokens=tokens, flops=flops, num_bytes=self._traffic(micro_batch, is_training=False))
             for _ in range(count - len(plan.rows)):
                 read(model, empty_inputs(self._batch, model.device, self.mesh.sp_size))
             found = _by_sample(own, order, values)
             reshard(model)
             meet(self.mesh, self._ledger, f"the others' {stage}")
-            return self._exchange(samples, found)
+            with self._ledger.span(stage, "exchange", cause="communication"):
+                return self._exchange(samples, found)
 
     def update(
         self,
@@ -219,20 +231,24 @@ class ModelEngine:
         found, largest, num_padding, shapes_before = MetricAccumulator(), 0, 0, len(self._shapes)
         readers: list[Callable[[], list[Metrics]]] = []
         slots: list[int] = []
-        work: list[tuple[int, float]] = []
-        num_bytes = 0
+        work: list[Work] = []
         try:
             for number in range(count):
                 self.sharded.before_micro_batch(number == count - 1)
                 if number >= len(plan.rows):
                     self._pass_through(stage, read)
                     continue
-                micro_batch = self._build(own, plan.rows[number], stage)
+                micro_batch, ending = self._build(own, plan.rows[number], stage)
                 largest = max(largest, micro_batch.num_slots)
                 members = [own[index] for index in micro_batch.order]
-                readers.append(self._forward_backward(micro_batch, members, stage, read, loss_of, found))
-                work.append(self._work(micro_batch, is_training=True))
-                num_bytes += self._traffic(micro_batch, is_training=True)
+                with self._ledger.span(stage, f"forward{ending}"), self._kept_activations(found):
+                    output = loss_of(read(self.model, micro_batch.inputs), members)
+                with self._ledger.span(stage, f"backward{ending}") as backward:
+                    output.loss.backward()
+                    work.append(self._work(micro_batch, is_training=True))
+                    backward.add(**work[-1])
+                readers.append(_reader_of(output))
+                del output  # its loss holds the graph
                 slots.append(micro_batch.num_slots)
                 num_padding += micro_batch.num_padding
         except RuntimeError as error:
@@ -241,9 +257,9 @@ class ModelEngine:
         if len(slots) < len(plan.rows):
             # outside the handler: its traceback would keep every tensor of the failed pass alive
             self.budget.shrink(largest or self.budget.tokens, own, self._train)
+            for done in work:  # it is done again, and counts then
+                span.add(tokens=-done["tokens"], flops=-done["flops"], num_bytes=-done["num_bytes"])
             return None
-        tokens, flops = sum(tokens for tokens, _ in work), sum(flops for _, flops in work)
-        span.add(tokens=tokens, flops=flops, num_bytes=num_bytes)
         num_new = len(self._shapes) - shapes_before
         return Accumulated(plan, sum(slots), num_padding, num_new, count, found, tuple(readers))
 
@@ -261,9 +277,10 @@ class ModelEngine:
             samples, self.mesh.num_data, cost_model(self.model.shape), share_prefixes=shares_prompts
         )
 
-    def _build(self, own: Sequence[TokenPair], row: PlannedRow, stage: Stage) -> MicroBatch:
-        self._shapes.add((stage, row.num_rows, row.width))
-        return build_micro_batch(own, row, self._batch, self.model.device)
+    def _build(self, own: Sequence[TokenPair], row: PlannedRow, stage: Stage) -> tuple[MicroBatch, str]:
+        """A micro-batch, and how the names of its spans end."""
+        ending = self._shapes.meet(stage, row.num_rows, row.width)
+        return build_micro_batch(own, row, self._batch, self.model.device), ending
 
     def _exchange(self, samples: Sequence[TokenPair], own: list[FloatArray]) -> list[FloatArray]:
         """Every rank's values, by sample, on every rank."""
@@ -319,23 +336,6 @@ class ModelEngine:
         if self.mesh.is_first:
             metrics.add(f"{self._prefix}updates/empty", 1)
 
-    def _forward_backward(
-        self,
-        micro_batch: MicroBatch,
-        members: Sequence[S],
-        stage: Stage,
-        read: Read,
-        loss_of: LossOf[S],
-        metrics: MetricAccumulator,
-    ) -> Callable[[], list[Metrics]]:
-        """Adds a micro-batch's gradients; returns how to read its metrics."""
-        with self._ledger.span(stage, "forward"), self._kept_activations(metrics):
-            output = loss_of(read(self.model, micro_batch.inputs), members)
-        with self._ledger.span(stage, "backward"):
-            output.loss.backward()
-        known, pending = output.metrics, output.pending  # not the output: its loss holds the graph
-        return lambda: [known, *(part.resolve() for part in pending)]
-
     @contextmanager
     def _kept_activations(self, metrics: MetricAccumulator) -> Iterator[None]:
         """Around a forward pass: what it keeps goes to the host if the settings say so, and is counted."""
@@ -372,8 +372,9 @@ class ModelEngine:
         metrics.add(f"{self._prefix}updates/applied", int(not outcome.skipped))
         metrics.add(f"{self._prefix}updates/skipped", int(outcome.skipped))
 
-    def _work(self, micro_batch: MicroBatch, is_training: bool) -> tuple[int, float]:
-        """This rank's part of a micro-batch's positions and FLOPs; what all ranks count adds up to the whole."""
+    def _work(self, micro_batch: MicroBatch, is_training: bool) -> Work:
+        """This rank's part of a micro-batch's positions and FLOPs (what all ranks count adds up to the whole), and the
+        bytes it moves at least; ranks that divide the weights move a part each."""
         shape, segments, num_scored = self.model.shape, micro_batch.segments, micro_batch.num_response_tokens
         if is_training:
             flops = train_flops(shape, segments, num_scored, isinstance(self.model, AdaptedModel))
@@ -382,13 +383,8 @@ class ModelEngine:
         num_parts = self.mesh.sp_size * self.mesh.tp_size
         part = self.mesh.rank % num_parts
         tokens = micro_batch.num_slots // num_parts + (part < micro_batch.num_slots % num_parts)
-        return tokens, flops / num_parts
-
-    def _traffic(self, micro_batch: MicroBatch, is_training: bool) -> int:
-        """Bytes this rank moves at least for a micro-batch; ranks that divide the weights move a part each."""
-        bytes_per_value = self.model.dtype.itemsize
-        whole = pass_bytes(self.model.shape, micro_batch.segments, bytes_per_value, is_training=is_training)
-        return whole // self.mesh.tp_size
+        num_bytes = pass_bytes(shape, segments, self.model.dtype.itemsize, is_training=is_training)
+        return {"tokens": tokens, "flops": flops / num_parts, "num_bytes": num_bytes // self.mesh.tp_size}
 
 
 def _by_sample(own: Sequence[TokenPair], order: Sequence[int], values: Sequence[Tensor]) -> list[FloatArray]:
@@ -400,6 +396,12 @@ def _by_sample(own: Sequence[TokenPair], order: Sequence[int], values: Sequence[
     pieces = np.split(torch.cat(list(values)).cpu().numpy(), np.cumsum(sizes)[:-1])
     found = dict(zip(order, pieces, strict=True))
     return [found[index] for index in range(len(own))]
+
+
+def _reader_of(output: LossOutput) -> Callable[[], list[Metrics]]:
+    """How to read a micro-batch's metrics; not the output itself, whose loss holds the graph."""
+    known, pending = output.metrics, output.pending
+    return lambda: [known, *(part.resolve() for part in pending)]
 
 
 def concatenate(arrays: Sequence[FloatArray | None], device: torch.device) -> Tensor | None:

@@ -46,7 +46,11 @@ def save(run: AnyRun) -> float:
         tensors["critic_moments"] = pieces(critic.optimizer.moments())
     if config_holds_back(run.config):
         state["held_back_norm"] = {name: engine.held_back_norm() for name, engine in engines_of(run).items()}
-    with run.ledger.span("checkpoint", cause="queue"):  # beside the copying it waits for the writer
+    held = [tensor for named in tensors.values() for tensor in named.values()]
+    num_bytes = sum(map(held_bytes, held))
+    with run.ledger.span(
+        "checkpoint", cause="queue", num_bytes=num_bytes
+    ):  # waits for the writer, and copies
         return run.store.save(run.state.step, tensors, state, asynchronous=run.config.checkpoint.asynchronous)
 
 
@@ -58,6 +62,12 @@ def pieces(tensors: Mapping[str, Tensor]) -> dict[str, Held]:
         else tensor
         for name, tensor in tensors.items()
     }
+
+
+def held_bytes(held: Held) -> int:
+    """Bytes of a tensor, or of this rank's piece of it."""
+    tensor = held.local if isinstance(held, Piece) else held
+    return tensor.numel() * tensor.element_size()
 
 
 def load_optimizer(optimizer: MasterAdamW, loaded: Loaded, prefix: str, state: Mapping[str, int]) -> None:

@@ -8,6 +8,9 @@ from paceline.types import Cause
 
 RECORD_VERSION = 1
 
+NEW_SHAPE = ", new shape"
+"""Ends the name of a span of a pass whose micro-batch has a shape that the process had not met before."""
+
 MAX_SPANS_PER_LEVEL = 10_000
 """Spans kept per section with nothing around them; as many with one span around them, and with more than one."""
 
