@@ -1,6 +1,6 @@
 """From a run's records to its bottleneck, its waits, what is wrong, and which switches would help. Torch-free."""
 
-from paceline.diagnosis.diagnose import diagnose
+from paceline.diagnosis.diagnose import diagnose, predict
 from paceline.diagnosis.results import (
     UNACCOUNTED,
     Bottleneck,
@@ -26,4 +26,5 @@ __all__ = [
     "Switch",
     "Wait",
     "diagnose",
+    "predict",
 ]

@@ -1,12 +1,37 @@
 """`diagnose`: a run's folder to what bounds it, what it waits for, what is wrong, and what would help."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
-from paceline.diagnosis.results import Diagnosis
+from paceline.diagnosis.compute_costs import shapes_are_always_new
+from paceline.diagnosis.features import FEATURES
+from paceline.diagnosis.findings import costs_of, standing_out
+from paceline.diagnosis.ranks import diagnose_ranks
+from paceline.diagnosis.results import Diagnosis, Switch
 from paceline.diagnosis.run_records import RunRecords, read_run
 from paceline.diagnosis.stages import bottleneck_of, diagnose_stages
+from paceline.diagnosis.switches import best_switch, switches_for
+from paceline.diagnosis.waiting_costs import find_drift
+from paceline.diagnosis.waits import waits_of
 from paceline.telemetry.records import RankLedger
+
+COUNTED = (
+    "micro_batches",
+    "tokens/laid_out",
+    "tokens/padding",
+    "tokens/effective_share",
+    "batch/new_shapes",
+    "batch/distinct_shapes",
+    "rollout/mean_running",
+    "rollout/prefill_tokens",
+    "rollout/preemptions",
+    "rollout/preempted_tokens",
+    "balance/tokens_max_over_mean",
+    "balance/busy_max_over_mean",
+    "memory/out_of_memory_retries",
+    "reward/timeouts",
+)
+"""Metrics that a diagnosis shows as they are, where a run has them."""
 
 
 def diagnose(
@@ -22,9 +47,10 @@ def diagnose(
         ValueError: a record is of a version this paceline does not read.
     """
     run = read_run(run_dir, ledgers, only)
-    walls = run.per_step(lambda step: step.wall_s)
-    step_s = sum(walls) / len(walls)
+    step_s = mean_step_s(run)
     stages = diagnose_stages(run, step_s)
+    costs = costs_of(run, step_s)
+    findings = standing_out(costs, step_s)
     unaccounted = run.per_step(lambda step: step.section.unaccounted_s)
     return Diagnosis(
         run_name=run.name,
@@ -32,14 +58,42 @@ def diagnose(
         step_s=step_s,
         stages=stages,
         bottleneck=bottleneck_of(stages),
-        waits=(),
-        findings=(),
-        switches=(),
+        waits=waits_of(run, costs, step_s),
+        findings=findings,
+        switches=switches_for(run, findings, stages, step_s),
         unaccounted_s=sum(unaccounted) / len(unaccounted),
         notes=notes_of(run),
+        ranks=diagnose_ranks(run),
+        drift=find_drift(run, step_s),
+        counters=counters_of(run),
         num_warmup_steps=len(run.warmup),
         num_profiled_steps=len(run.profiled),
     )
+
+
+def predict(run_dir: Path, feature: str) -> Switch | None:
+    """What one feature of the map would save on a run, however little; None where it is on already, does not apply, or
+    nothing it reduces was found.
+
+    Raises:
+        KeyError: the map has no such feature.
+        ConfigError, ValueError: as `diagnose`.
+    """
+    run = read_run(run_dir)
+    step_s = mean_step_s(run)
+    return best_switch(run, FEATURES[feature], costs_of(run, step_s), diagnose_stages(run, step_s))
+
+
+def mean_step_s(run: RunRecords) -> float:
+    """Wall seconds of a step, mean over the ranks and steps that count."""
+    walls = run.per_step(lambda step: step.wall_s)
+    return sum(walls) / len(walls)
+
+
+def counters_of(run: RunRecords) -> Mapping[str, float]:
+    """Means per step of what was counted."""
+    values = {name: run.mean_metric(name) for name in COUNTED}
+    return {name: value for name, value in values.items() if value is not None}
 
 
 def notes_of(run: RunRecords) -> tuple[str, ...]:
@@ -55,4 +109,8 @@ def notes_of(run: RunRecords) -> tuple[str, ...]:
         notes.append("one_step")
     if any(steps[step].section.num_spans_not_kept for steps in run.ranks.values() for step in run.steps):
         notes.append("spans_left_out")
+    if run.has_device and not run.profiled:
+        notes.append("host_clock")
+    if shapes_are_always_new(run):
+        notes.append("shapes_always_new")
     return (*notes, *map(str, run.summary.get("notes", ())))

@@ -24,6 +24,9 @@ NATURE: Mapping[str, Cause] = {
 }
 """What bounds a stage as a rule, where nothing measured it."""
 
+_STATED_SHARE = 0.01
+"""Spans that state their cause say nothing of a stage of which they are less than this share."""
+
 
 def diagnose_stages(run: RunRecords, step_s: float) -> tuple[StageDiagnosis, ...]:
     """Every stage that ran, in order of its seconds."""
@@ -70,9 +73,9 @@ def _cells(run: RunRecords, stage: str, seconds: float) -> tuple[dict[str, float
     cells: dict[str, float] = {
         cause: _mean(run.per_step(partial(_stated, stage=stage, cause=cause))) for cause in CAUSES
     }
-    if not any(cells.values()):
-        return None, "nature"
     stated = sum(cells.values())
+    if stated < _STATED_SHARE * seconds or not stated:
+        return None, "nature"
     cells[_nature(run, stage)] += max(0.0, seconds - stated)
     return cells, "spans"
 

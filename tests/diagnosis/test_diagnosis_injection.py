@@ -1,0 +1,176 @@
+"""Known slow-downs planted in small real runs: each is named first, with the size that was planted."""
+
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from planted_rewards import SLEEP_S
+from planted_runs import BASE, Clock, train, write_uneven_prompts
+
+import paceline.checkpoint.writing
+import paceline.engine.model_engine
+import paceline.schedules.sync
+from paceline.data.loader import PromptLoader
+from paceline.diagnosis import Diagnosis, diagnose
+from paceline.diagnosis.text import diagnosis_text
+from paceline.engine.trainer import TrainEngine
+from paceline.model.attention import PaddedPlan
+from paceline.rollout.native.scheduler import RunningSample
+
+TESTS = Path(__file__).parents[1]
+NUM_SAMPLES = BASE["batch"]["num_prompts"] * BASE["batch"]["num_samples"]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def rewards_are_importable() -> Iterator[None]:
+    paths = [str(TESTS / "model"), str(TESTS / "diagnosis"), os.environ.get("PYTHONPATH", "")]
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setenv("PYTHONPATH", os.pathsep.join(filter(None, paths)))
+        yield
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("planted")
+
+
+@pytest.fixture(scope="module")
+def healthy(folder: Path) -> tuple[Diagnosis, float]:
+    """The run without anything planted, and what the test measured of its updates."""
+    with pytest.MonkeyPatch.context() as patched:
+        clock = Clock().follow(patched).around(patched, TrainEngine, "update")
+        return diagnose(train(folder, "healthy")), clock.per_step()
+
+
+def named_first(run_dir: Path, id: str, planted_s: float) -> Diagnosis:
+    """Asserts that a run's first finding is `id`, with the planted seconds within a fifth."""
+    found = diagnose(run_dir)
+    text = diagnosis_text(found)
+    assert found.findings and found.findings[0].id == id, text
+    first = found.findings[0]
+    assert abs(first.seconds - planted_s) <= 0.2 * planted_s, f"planted {planted_s:.3f} s\n{text}"
+    assert planted_s >= 0.08, f"planted too little to be told from noise: {planted_s:.3f} s"
+    return found
+
+
+def test_a_healthy_run_gets_no_alarm(healthy):
+    found, _ = healthy
+    assert found.findings == (), diagnosis_text(found)
+    assert found.num_warmup_steps == 1 and found.num_steps == 4
+
+
+def test_a_slow_reward(folder):
+    run_dir = train(folder, "reward", task={"reward": "planted_rewards:slow_even_share"})
+    found = named_first(run_dir, "slow_reward", NUM_SAMPLES * SLEEP_S)
+    assert any(wait.kind == "reward" for wait in found.waits)
+
+
+def test_a_slow_disk(folder, monkeypatch):
+    clock = Clock().follow(monkeypatch)
+    fsync = paceline.checkpoint.writing.fsync
+
+    def slow(path: Path) -> None:
+        clock.nap(0.1)
+        fsync(path)
+
+    monkeypatch.setattr(paceline.checkpoint.writing, "fsync", slow)
+    run_dir = train(folder, "disk", checkpoint={"every": 1, "keep": 1, "asynchronous": False})
+    found = named_first(run_dir, "slow_disk", clock.per_step())
+    assert {switch.feature for switch in found.switches} >= {"async_checkpoint", "checkpoint_interval"}
+
+
+def test_tiny_micro_batches(folder, monkeypatch, healthy):
+    clock = Clock().follow(monkeypatch).around(monkeypatch, TrainEngine, "update")
+    run_dir = train(folder, "tiny", batch={"token_budget": 32})
+    found = named_first(run_dir, "small_micro_batches", clock.per_step() - healthy[1])
+    assert found.switches[0].feature == "dynamic_batch"
+
+
+def test_heavy_padding(folder, monkeypatch, healthy):
+    clock = Clock().follow(monkeypatch).around(monkeypatch, TrainEngine, "update")
+    run_dir = train(folder, "padding", batch={"layout": "padded", "pad_length": 128})
+    found = named_first(run_dir, "padding", clock.per_step() - healthy[1])
+    assert found.switches[0].feature == "packing"
+
+
+def test_a_long_tail(folder, monkeypatch):
+    clock = Clock().follow(monkeypatch)
+    append = RunningSample.append
+    short_ended = [0.0]
+
+    def ends_early(sample, token, logprob, params):
+        reason = append(sample, token, logprob, params)
+        if (sample.request_index, sample.sample_index) != (0, 0):
+            short_ended[0] = time.perf_counter()
+            return reason or ("stop" if len(sample.tokens) == 8 else None)
+        if len(sample.tokens) < sample.max_new_tokens:
+            return None
+        clock.seconds[clock.step] += time.perf_counter() - short_ended[0]
+        return "length"
+
+    monkeypatch.setattr(RunningSample, "append", ends_early)
+    run_dir = train(folder, "tail", rollout={"max_new_tokens": 120})
+    named_first(run_dir, "long_tail", clock.per_step())
+
+
+def test_a_host_sync_in_the_loop(folder, monkeypatch):
+    clock = Clock().follow(monkeypatch)
+    build = paceline.engine.model_engine.build_micro_batch
+
+    def slow(*args):
+        clock.nap(0.1)
+        return build(*args)
+
+    monkeypatch.setattr(paceline.engine.model_engine, "build_micro_batch", slow)
+    run_dir = train(folder, "host", batch={"token_budget": 1024})
+    named_first(run_dir, "host_sync", clock.per_step())
+
+
+def test_a_slow_loader(folder, monkeypatch):
+    clock = Clock().follow(monkeypatch)
+    next_batch = PromptLoader.next_batch
+
+    def slow(loader):
+        clock.nap(0.4)
+        return next_batch(loader)
+
+    monkeypatch.setattr(PromptLoader, "next_batch", slow)
+    named_first(train(folder, "loader"), "slow_loader", clock.per_step())
+
+
+def test_recompilation_on_new_shapes(folder, monkeypatch):
+    clock = Clock().follow(monkeypatch)
+    attend = PaddedPlan.attend
+    planned = set()
+
+    def plans(plan, query, *args):
+        if query.shape not in planned:
+            planned.add(query.shape)
+            clock.nap(0.12)
+        return attend(plan, query, *args)
+
+    monkeypatch.setattr(PaddedPlan, "attend", plans)
+    prompts = write_uneven_prompts(folder / "uneven.jsonl", 240, 24)
+    run_dir = train(
+        folder,
+        "shapes",
+        task={"path": str(prompts)},
+        batch={"layout": "padded", "pad_rows": 8, "token_budget": 512},
+    )
+    named_first(run_dir, "new_shapes", clock.per_step())
+
+
+def test_a_redundant_logprob_pass(folder, monkeypatch):
+    clock = Clock().follow(monkeypatch).around(monkeypatch, paceline.schedules.sync, "with_old_logprobs")
+    prompts = write_uneven_prompts(folder / "many.jsonl", 240, 24)
+    run_dir = train(
+        folder,
+        "logprob",
+        task={"path": str(prompts)},
+        algorithm={"old_logprob": "recompute"},
+        batch={"num_prompts": 48, "share_prefixes": "off"},
+    )
+    found = named_first(run_dir, "redundant_logprob", clock.per_step())
+    assert any(switch.keys == {"algorithm.old_logprob": "auto"} for switch in found.switches)
