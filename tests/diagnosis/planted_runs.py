@@ -3,14 +3,16 @@
 import json
 import time
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 from tiny_runs import tiny_sections
 
-from paceline.config import load_config
+from paceline.config import Config, dump_config, load_config
+from paceline.engine.memory_shortage import TokenBudget
+from paceline.engine.trainer import TrainEngine
 from paceline.schedules import run_training
 from paceline.schedules.recorder import Recorder
 
@@ -64,35 +66,75 @@ class Clock:
 
     def around(self, monkeypatch: pytest.MonkeyPatch, owner: Any, name: str) -> "Clock":
         """Measures every call of a function or method."""
-        wrap(monkeypatch, owner, name, lambda call: self._timed(call))
+        original = getattr(owner, name)
+
+        def measured(*args: Any, **kwargs: Any) -> Any:
+            with self:
+                return original(*args, **kwargs)
+
+        monkeypatch.setattr(owner, name, measured)
         return self
 
-    def _timed(self, call: Callable[[], Any]) -> Any:
-        with self:
-            return call()
+
+def update_and_shadow(monkeypatch: pytest.MonkeyPatch, **batch: Any) -> tuple[Clock, Clock]:
+    """Clocks of a run's updates, and of the same samples' passes with other batch settings.
+
+    The second pass follows right after the step and outside its record, so that both are measured under the same load.
+    """
+    clock = Clock().follow(monkeypatch).around(monkeypatch, TrainEngine, "update")
+    shadow = Clock()
+    timed_update, end = TrainEngine.update, Recorder.end
+    last: list[tuple[TrainEngine, Any]] = []
+
+    def update(trainer: TrainEngine, samples: Any, *args: Any) -> Any:
+        last[:] = [(trainer, samples)]
+        return timed_update(trainer, samples, *args)
+
+    def ended(recorder: Recorder, step: int) -> None:
+        end(recorder, step)
+        shadow.step = step
+        trainer, samples = last[0]
+        engine = trainer.engine
+        own = engine._batch, engine.budget
+        engine._batch = engine._batch.model_copy(update=batch)
+        engine.budget = TokenBudget(engine._batch.token_budget)
+        with shadow:
+            trainer.accumulate(samples)
+        trainer.optimizer.zero_grad()
+        engine._batch, engine.budget = own
+
+    monkeypatch.setattr(TrainEngine, "update", update)
+    monkeypatch.setattr(Recorder, "end", ended)
+    return clock, shadow
 
 
-def wrap(
-    monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, around: Callable[[Callable[[], Any]], Any]
-) -> None:
-    """Replaces `owner.name` by `around(call)`, where `call()` is the original with its arguments."""
-    original = getattr(owner, name)
-    monkeypatch.setattr(owner, name, lambda *args, **kwargs: around(lambda: original(*args, **kwargs)))
+def configure(folder: Path, name: str, **changes: dict[str, Any]) -> Config:
+    """The base run with changes."""
+    sections = {section: dict(values) for section, values in BASE.items()}
+    for section, values in {**changes, "run": {"name": name, **changes.get("run", {})}}.items():
+        sections[section] = {**sections.get(section, {}), **values}
+    return load_config(None, sections=tiny_sections(folder, **sections))
 
 
 def train(folder: Path, name: str, **changes: dict[str, Any]) -> Path:
     """Trains the base run with changes; returns its folder."""
-    sections = {section: dict(values) for section, values in BASE.items()}
-    for section, values in {**changes, "run": {"name": name, **changes.get("run", {})}}.items():
-        sections[section] = {**sections.get(section, {}), **values}
-    config = load_config(None, sections=tiny_sections(folder, **sections))
-    return run_training(config).run_dir
+    return run_training(configure(folder, name, **changes)).run_dir
 
 
-def write_uneven_prompts(path: Path, count: int, longest: int) -> Path:
-    """Prompts of 1 to `longest` words."""
+def write_recipe(folder: Path, name: str, **changes: dict[str, Any]) -> Path:
+    """The base run with changes, for other processes."""
+    path = folder / f"{name}.yaml"
+    path.write_text(dump_config(configure(folder, name, **changes)))
+    return path
+
+
+def write_prompts(path: Path, count: int, lengths: Sequence[int]) -> Path:
+    """Prompts of so many words, in turn."""
     rows = [
-        {"prompt": " ".join(f"w{(index + word) % 90}" for word in range(1 + index % longest)), "answer": "w1"}
+        {
+            "prompt": " ".join(f"w{(index + word) % 90}" for word in range(lengths[index % len(lengths)])),
+            "answer": "w1",
+        }
         for index in range(count)
     ]
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))

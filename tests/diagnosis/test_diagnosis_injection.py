@@ -1,13 +1,17 @@
 """Known slow-downs planted in small real runs: each is named first, with the size that was planted."""
 
+import json
 import os
+import socket
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from planted_rewards import SLEEP_S
-from planted_runs import BASE, Clock, train, write_uneven_prompts
+from planted_runs import BASE, Clock, train, update_and_shadow, write_prompts, write_recipe
 
 import paceline.checkpoint.writing
 import paceline.engine.model_engine
@@ -15,7 +19,6 @@ import paceline.schedules.sync
 from paceline.data.loader import PromptLoader
 from paceline.diagnosis import Diagnosis, diagnose
 from paceline.diagnosis.text import diagnosis_text
-from paceline.engine.trainer import TrainEngine
 from paceline.model.attention import PaddedPlan
 from paceline.rollout.native.scheduler import RunningSample
 
@@ -37,28 +40,31 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def healthy(folder: Path) -> tuple[Diagnosis, float]:
-    """The run without anything planted, and what the test measured of its updates."""
-    with pytest.MonkeyPatch.context() as patched:
-        clock = Clock().follow(patched).around(patched, TrainEngine, "update")
-        return diagnose(train(folder, "healthy")), clock.per_step()
+def uneven(folder: Path) -> Path:
+    """Prompts of 1 to 24 words."""
+    return write_prompts(folder / "uneven.jsonl", 240, range(1, 25))
 
 
-def named_first(run_dir: Path, id: str, planted_s: float) -> Diagnosis:
+@pytest.fixture(scope="module")
+def healthy(folder: Path) -> Diagnosis:
+    """The run without anything planted."""
+    return diagnose(train(folder, "healthy"))
+
+
+def named_first(run_dir: Path, id: str, planted_s: float, least_s: float = 0.08) -> Diagnosis:
     """Asserts that a run's first finding is `id`, with the planted seconds within a fifth."""
     found = diagnose(run_dir)
     text = diagnosis_text(found)
     assert found.findings and found.findings[0].id == id, text
     first = found.findings[0]
     assert abs(first.seconds - planted_s) <= 0.2 * planted_s, f"planted {planted_s:.3f} s\n{text}"
-    assert planted_s >= 0.08, f"planted too little to be told from noise: {planted_s:.3f} s"
+    assert planted_s >= least_s, f"planted too little to be told from noise: {planted_s:.3f} s"
     return found
 
 
 def test_a_healthy_run_gets_no_alarm(healthy):
-    found, _ = healthy
-    assert found.findings == (), diagnosis_text(found)
-    assert found.num_warmup_steps == 1 and found.num_steps == 4
+    assert healthy.findings == (), diagnosis_text(healthy)
+    assert healthy.num_warmup_steps == 1 and healthy.num_steps == 4
 
 
 def test_a_slow_reward(folder):
@@ -81,17 +87,19 @@ def test_a_slow_disk(folder, monkeypatch):
     assert {switch.feature for switch in found.switches} >= {"async_checkpoint", "checkpoint_interval"}
 
 
-def test_tiny_micro_batches(folder, monkeypatch, healthy):
-    clock = Clock().follow(monkeypatch).around(monkeypatch, TrainEngine, "update")
-    run_dir = train(folder, "tiny", batch={"token_budget": 32})
-    found = named_first(run_dir, "small_micro_batches", clock.per_step() - healthy[1])
+def test_tiny_micro_batches(folder, monkeypatch):
+    clock, healthy = update_and_shadow(monkeypatch, token_budget=8192)
+    prompts = write_prompts(folder / "mixed.jsonl", 240, range(1, 91, 8))
+    small = {"token_budget": 24, "overlong": "own_micro_batch", "share_prefixes": "off", "num_samples": 6}
+    run_dir = train(folder, "tiny", task={"path": str(prompts)}, batch=small, rollout={"max_new_tokens": 12})
+    found = named_first(run_dir, "small_micro_batches", clock.per_step() - healthy.per_step())
     assert found.switches[0].feature == "dynamic_batch"
 
 
-def test_heavy_padding(folder, monkeypatch, healthy):
-    clock = Clock().follow(monkeypatch).around(monkeypatch, TrainEngine, "update")
+def test_heavy_padding(folder, monkeypatch):
+    clock, healthy = update_and_shadow(monkeypatch, pad_length=None)
     run_dir = train(folder, "padding", batch={"layout": "padded", "pad_length": 128})
-    found = named_first(run_dir, "padding", clock.per_step() - healthy[1])
+    found = named_first(run_dir, "padding", clock.per_step() - healthy.per_step())
     assert found.switches[0].feature == "packing"
 
 
@@ -99,10 +107,12 @@ def test_a_long_tail(folder, monkeypatch):
     clock = Clock().follow(monkeypatch)
     append = RunningSample.append
     short_ended = [0.0]
+    longest: dict[int, tuple[int, int]] = {}
 
-    def ends_early(sample, token, logprob, params):
-        reason = append(sample, token, logprob, params)
-        if (sample.request_index, sample.sample_index) != (0, 0):
+    def ends_early(sample, *args):
+        reason = append(sample, *args)
+        own = (sample.request_id, sample.sample_index)
+        if longest.setdefault(clock.step, own) != own:
             short_ended[0] = time.perf_counter()
             return reason or ("stop" if len(sample.tokens) == 8 else None)
         if len(sample.tokens) < sample.max_new_tokens:
@@ -140,7 +150,7 @@ def test_a_slow_loader(folder, monkeypatch):
     named_first(train(folder, "loader"), "slow_loader", clock.per_step())
 
 
-def test_recompilation_on_new_shapes(folder, monkeypatch):
+def test_recompilation_on_new_shapes(folder, monkeypatch, uneven):
     clock = Clock().follow(monkeypatch)
     attend = PaddedPlan.attend
     planned = set()
@@ -148,29 +158,66 @@ def test_recompilation_on_new_shapes(folder, monkeypatch):
     def plans(plan, query, *args):
         if query.shape not in planned:
             planned.add(query.shape)
-            clock.nap(0.12)
+            clock.nap(0.25)
         return attend(plan, query, *args)
 
     monkeypatch.setattr(PaddedPlan, "attend", plans)
-    prompts = write_uneven_prompts(folder / "uneven.jsonl", 240, 24)
     run_dir = train(
         folder,
         "shapes",
-        task={"path": str(prompts)},
-        batch={"layout": "padded", "pad_rows": 8, "token_budget": 512},
+        task={"path": str(uneven)},
+        batch={"layout": "padded", "pad_rows": 16, "token_budget": 1024},
     )
     named_first(run_dir, "new_shapes", clock.per_step())
 
 
+@pytest.fixture(scope="module")
+def two_ranks(folder: Path) -> Path:
+    """The folder of runs on two gloo ranks, one after the other in the same two processes."""
+    ports = []
+    for name in ("slow_rank", "slow_link"):
+        write_recipe(folder, name, cluster={"num_devices": 2, "device": "cpu"}, task={"reward_workers": 2})
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            ports.append(f"{name}={free.getsockname()[1]}")
+    script = [sys.executable, str(TESTS / "diagnosis" / "planted_ranks.py"), str(folder), *ports]
+    world = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
+    started = []
+    for rank in ("0", "1"):
+        environment = os.environ | world | {"RANK": rank, "LOCAL_RANK": rank, "OMP_NUM_THREADS": "1"}
+        started.append(
+            subprocess.Popen(
+                script, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+            )
+        )
+    outputs = [process.communicate(timeout=280)[0] for process in started]
+    assert [process.returncode for process in started] == [0, 0], "\n".join(outputs)
+    return folder
+
+
+def planted_on(folder: Path, name: str, rank: int) -> float:
+    return json.loads((folder / f"{name}.rank{rank}.json").read_text())["per_step"]
+
+
+def test_one_slow_rank(two_ranks):
+    found = named_first(two_ranks / "runs" / "slow_rank", "slow_rank", planted_on(two_ranks, "slow_rank", 1))
+    assert found.findings[0].values["rank"] == 1
+
+
+def test_a_throttled_link(two_ranks):
+    named_first(two_ranks / "runs" / "slow_link", "slow_link", planted_on(two_ranks, "slow_link", 0))
+
+
 def test_a_redundant_logprob_pass(folder, monkeypatch):
     clock = Clock().follow(monkeypatch).around(monkeypatch, paceline.schedules.sync, "with_old_logprobs")
-    prompts = write_uneven_prompts(folder / "many.jsonl", 240, 24)
+    prompts = write_prompts(folder / "long.jsonl", 240, [60])
     run_dir = train(
         folder,
         "logprob",
         task={"path": str(prompts)},
         algorithm={"old_logprob": "recompute"},
-        batch={"num_prompts": 48, "share_prefixes": "off"},
+        batch={"num_prompts": 48, "num_samples": 2},
+        rollout={"max_new_tokens": 6},
     )
-    found = named_first(run_dir, "redundant_logprob", clock.per_step())
+    found = named_first(run_dir, "redundant_logprob", clock.per_step(), least_s=0.0)
     assert any(switch.keys == {"algorithm.old_logprob": "auto"} for switch in found.switches)

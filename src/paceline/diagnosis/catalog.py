@@ -21,6 +21,7 @@ FINDINGS: Mapping[str, FindingKind] = {
     "reward_model": FindingKind("reward", "compute"),
     "slow_rank": FindingKind("idle", "queue"),
     "token_imbalance": FindingKind("idle", "queue"),
+    "uneven_ranks": FindingKind("idle", "queue"),
     "slow_disk": FindingKind("checkpoint", "queue"),
     "checkpoint_copy": FindingKind("checkpoint", "memory"),
     "small_micro_batches": FindingKind("update_actor", "scheduling"),

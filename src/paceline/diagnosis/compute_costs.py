@@ -41,13 +41,13 @@ def small_micro_batches(run: RunRecords, step_s: float) -> Finding | None:
     needed = updates * max(1.0, math.ceil(tokens * per_step / updates / enough))
     if per_step <= needed:
         return None
-    fixed = (
-        times.fixed_s,
-        times.fixed_s - 1.96 * times.fixed_error_s,
-        times.fixed_s + 1.96 * times.fixed_error_s,
-    )
-    cost = Estimate(*(max(0.0, part) * (per_step - needed) for part in fixed))
-    cost = _not_hidden(run, cost)
+    # as a share of what passes took, so that a machine that is slower than its median counts in full
+    seconds = sum(one.seconds for one in passes) / len(run.steps) / len(run.ranks)
+    expected = times.fixed_s + times.per_slot_s * tokens
+    scale = seconds / per_step / expected * (per_step - needed)
+    error = 1.96 * times.fixed_error_s
+    low, high = max(0.0, times.fixed_s - error), min(expected, times.fixed_s + error)
+    cost = _not_hidden(run, Estimate(times.fixed_s, low, high).scaled(scale))
     budget = max(256, 2 ** math.ceil(math.log2(enough)))
     values: dict[str, float | str] = {"count": per_step, "tokens": tokens, "overhead": times.fixed_s}
     if budget > (run.setting("batch.token_budget") or 0):
@@ -99,7 +99,7 @@ def _fixed_s(run: RunRecords, stage: str) -> float:
 
 def new_shapes(run: RunRecords, step_s: float) -> Finding | None:
     """What passes of new shapes take more than passes of their size whose shape was met before."""
-    costs, counts = [], []
+    excess: list[float] = []
     usable = [
         (stage, times)
         for stage in (*UPDATE_STAGES, *SCORE_STAGES)
@@ -109,26 +109,29 @@ def new_shapes(run: RunRecords, step_s: float) -> Finding | None:
     ]
     if not usable:
         return None
-    for step in run.steps:
-        excess = count = 0.0
-        for steps in run.ranks.values():
+    for steps in run.ranks.values():
+        for step in run.steps:
             for stage, times in usable:
-                for one in passes_of(steps[step], stage):
-                    if one.is_new:
-                        excess += one.seconds - times.fixed_s - times.per_slot_s * one.slots
-                        count += 1
-        costs.append(excess / len(run.ranks))
-        counts.append(count / len(run.ranks))
-    cost, mean_count = cost_of(costs), sum(counts) / len(counts)
-    if not mean_count:
+                met = [one for one in passes_of(steps[step], stage) if one.is_new]
+                excess += [one.seconds - times.fixed_s - times.per_slot_s * one.slots for one in met]
+    if not excess:
         return None
-    return finding("new_shapes", cost, {"count": mean_count, "each": cost.value / mean_count})
+    count = len(excess) / len(run.steps) / len(run.ranks)
+    each = cost_of(excess)
+    return finding("new_shapes", each.scaled(count), {"count": count, "each": each.value})
 
 
 def shapes_are_always_new(run: RunRecords) -> bool:
     """Whether passes had shapes of their own nearly always, so that nothing can be compared."""
     passes = all_passes(run, "update_actor")
     return len(passes) > 0 and not has_enough_repeated(passes) and any(one.is_new for one in passes)
+
+
+def sizes_are_alike(run: RunRecords) -> bool:
+    """Whether micro-batches differ too little in size to tell what each costs whatever its size."""
+    passes = all_passes(run, "update_actor")
+    times = pass_times(passes)
+    return times is not None and not times.is_separable and len(passes) > 2 * len(run.steps) * len(run.ranks)
 
 
 def host_sync(run: RunRecords, step_s: float) -> Finding | None:

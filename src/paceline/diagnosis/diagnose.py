@@ -3,7 +3,7 @@
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
-from paceline.diagnosis.compute_costs import shapes_are_always_new
+from paceline.diagnosis.compute_costs import shapes_are_always_new, sizes_are_alike
 from paceline.diagnosis.features import FEATURES
 from paceline.diagnosis.findings import costs_of, standing_out
 from paceline.diagnosis.ranks import diagnose_ranks
@@ -113,4 +113,6 @@ def notes_of(run: RunRecords) -> tuple[str, ...]:
         notes.append("host_clock")
     if shapes_are_always_new(run):
         notes.append("shapes_always_new")
+    if sizes_are_alike(run):
+        notes.append("sizes_alike")
     return (*notes, *map(str, run.summary.get("notes", ())))

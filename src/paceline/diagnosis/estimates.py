@@ -14,6 +14,12 @@ MAX_TREND_POINTS = 1000
 """A trend over more steps is taken over so many of them, evenly spaced: it looks at all pairs."""
 
 
+_MAX_GROUPS = 8
+_MIN_PASSES = 8
+_MIN_SPREAD = 0.25
+"""Sizes that differ less than this share of their mean do not tell what a micro-batch costs whatever its size."""
+
+
 @dataclass(frozen=True, slots=True)
 class Estimate:
     """A mean with its 95 % interval; the interval is the value itself where a single observation gives none."""
@@ -102,23 +108,27 @@ class PassTimes:
 
 
 def fit_passes(slots: Sequence[float], seconds: Sequence[float]) -> PassTimes | None:
-    """The least-squares line through micro-batches' times, the slowest twentieth left out (a machine's hiccups only
-    ever add). Neither part may be negative. None without any micro-batch."""
-    x, y = np.asarray(slots, float), np.asarray(seconds, float)
-    if len(x) == 0:
+    """A line through micro-batches' times; neither part may be negative. None without any micro-batch.
+
+    It goes through the medians of up to eight groups of like size, because what else a machine does only ever adds.
+    """
+    if not slots:
         return None
-    keep = y <= np.quantile(y, 0.95) if len(y) >= 20 else np.ones(len(y), bool)
-    x, y = x[keep], y[keep]
-    spread = float(np.sum((x - x.mean()) ** 2))
-    if spread == 0.0 or len(x) < 3:
+    order = np.argsort(np.asarray(slots, float), kind="stable")
+    x, y = np.asarray(slots, float)[order], np.asarray(seconds, float)[order]
+    groups = np.array_split(np.arange(len(x)), min(_MAX_GROUPS, len(x)))
+    mean_x = np.array([x[group].mean() for group in groups])
+    median_y = np.array([np.median(y[group]) for group in groups])
+    spread = float(np.sum((mean_x - mean_x.mean()) ** 2))
+    if len(x) < _MIN_PASSES or np.ptp(mean_x) < _MIN_SPREAD * mean_x.mean():
         return PassTimes(0.0, float(y.sum() / max(x.sum(), 1.0)), 0.0, False)
-    slope = float(np.sum((x - x.mean()) * (y - y.mean()))) / spread
-    fixed = float(y.mean() - slope * x.mean())
+    slope = float(np.sum((mean_x - mean_x.mean()) * (median_y - median_y.mean()))) / spread
+    fixed = float(median_y.mean() - slope * mean_x.mean())
+    left = median_y - fixed - slope * mean_x
+    variance = float(np.sum(left**2)) / max(1, len(groups) - 2)
+    error = math.sqrt(variance * (1 / len(groups) + mean_x.mean() ** 2 / spread))
     if slope < 0.0:
-        slope, fixed = 0.0, float(y.mean())
+        slope, fixed = 0.0, float(median_y.mean())
     elif fixed < 0.0:
-        slope, fixed = float(np.sum(x * y) / np.sum(x * x)), 0.0
-    left = y - fixed - slope * x
-    variance = float(np.sum(left**2)) / max(1, len(x) - 2)
-    error = math.sqrt(variance * (1 / len(x) + x.mean() ** 2 / spread))
+        slope, fixed = float(np.sum(mean_x * median_y) / np.sum(mean_x**2)), 0.0
     return PassTimes(fixed, slope, error, True)

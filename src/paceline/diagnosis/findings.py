@@ -6,7 +6,7 @@ from paceline.diagnosis import compute_costs, waiting_costs
 from paceline.diagnosis.results import Finding
 from paceline.diagnosis.run_records import RunRecords
 
-ALARM_SHARE = 0.05
+ALARM_SHARE = 0.1
 """A cost stands out from this share of a step on, if its interval does not reach zero."""
 
 Detector = Callable[[RunRecords, float], Finding | None]

@@ -14,6 +14,9 @@ _UNKNOWN = "?"
 _DRIFT_SHARE = 0.1
 """A change over the run below this share of a step is no drift."""
 
+_MIN_DRIFT_STEPS = 10
+"""Over fewer steps a busy machine looks like a drift."""
+
 _UNEVEN = 1.05
 """A rank has more to do than others from this many times the mean number of tokens on."""
 
@@ -152,9 +155,12 @@ def slow_rank(run: RunRecords, step_s: float) -> Finding | None:
     late = find_straggler(run)
     if late is None:
         return None
-    if late.persistence >= PERSISTENT and late.tokens_over_mean < _UNEVEN:
+    uneven = max(late.tokens_over_mean, run.mean_metric("balance/tokens_max_over_mean") or 1.0)
+    if uneven >= _UNEVEN:
+        return finding("token_imbalance", late.wait, {"rank": late.rank, "ratio": uneven})
+    if late.persistence >= PERSISTENT:
         return finding("slow_rank", late.wait, {"rank": late.rank, "where": late.stage})
-    return finding("token_imbalance", late.wait, {"rank": late.rank, "ratio": late.tokens_over_mean})
+    return finding("uneven_ranks", late.wait, {"where": late.stage})
 
 
 def slow_link(run: RunRecords, step_s: float) -> Finding | None:
@@ -201,7 +207,7 @@ def find_drift(run: RunRecords, step_s: float) -> Drift | None:
         return None
     length = run.steps[-1] - run.steps[0]
     change = slope.value * length
-    is_drift = slope.low > 0 and change > _DRIFT_SHARE * step_s
+    is_drift = len(walls) >= _MIN_DRIFT_STEPS and slope.low > 0 and change > _DRIFT_SHARE * step_s
     return Drift(slope.value, slope.low, slope.high, change, is_drift)
 
 
