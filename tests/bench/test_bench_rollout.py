@@ -23,6 +23,13 @@ def test_a_shrunk_workload_runs_and_says_how_far_from_the_bound_it_is(workload):
     assert result["model"] in rollout_text(result)
 
 
+def test_exact_mode_shows_log_probs_that_are_the_trainers_bits():
+    result = bench_rollout(RolloutBench("tiny", "group", exact=True, num_repeats=1, shrink=64))
+    assert result["logprob_difference"]["share_of_equal_bits"] == 1.0
+    assert result["logprob_difference"]["max"] == 0.0
+    assert result["engine"]["rollout_exact"] is True
+
+
 def test_traffic_is_the_sum_over_steps_of_what_each_reads():
     shape = ModelShape(2, 16, 4, 2, 4, 32, 50)
     layout = KVLayout(2, 2, 4, torch.bfloat16, torch.device("cpu"))

@@ -28,6 +28,7 @@ from paceline.rollout.native.paged.device import (
     uniform_numbers_on_device,
 )
 from paceline.rollout.native.paged.device_runner import batch_sizes
+from paceline.rollout.native.paged.make_runner import has_fixed_rotation
 from paceline.rollout.native.sampling import sample_tokens, uniform_numbers
 
 
@@ -127,6 +128,13 @@ def test_fused_decoding_equals_the_models_own_layers(family):
         found = fused_hidden(model, ids, rows, caches[1], GatheringAttention(), rotate_and_store)
     torch.testing.assert_close(found[:3], expected[:3], rtol=0, atol=1e-5)
     torch.testing.assert_close(caches[1].data, caches[0].data, rtol=0, atol=1e-5)
+
+
+def test_rotations_that_follow_the_longest_position_are_not_captured():
+    for family in FAMILIES.values():
+        assert has_fixed_rotation(family.to_dict())
+    assert not has_fixed_rotation({"rope_parameters": {"rope_type": "dynamic", "factor": 2.0}})
+    assert not has_fixed_rotation({"rope_parameters": {"full_attention": {"rope_type": "longrope"}}})
 
 
 def test_captured_batch_sizes_end_at_the_largest_and_are_close_together():

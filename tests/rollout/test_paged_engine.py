@@ -126,6 +126,29 @@ def test_sleeping_frees_the_cache_and_waking_takes_it_again():
     assert native.num_held_pages == 0
 
 
+def test_a_cache_that_cannot_be_taken_leaves_nothing_held_and_may_be_asked_for_again():
+    native = paged()
+    expected = tokens(slot_engine().generate(requests(), SAMPLED))
+    take, failures = native.runner.take_cache, [MemoryError(), MemoryError()]
+
+    def take_or_fail(*size):
+        if failures:
+            raise failures.pop()
+        take(*size)
+
+    native.runner.take_cache = take_or_fail
+    with pytest.raises(MemoryError):
+        native.generate(requests(), SAMPLED)
+    assert native.num_held_pages == 0 and native.runner.cache_bytes == 0 and not native.has_work
+    native.submit(requests()[0], SAMPLED)
+    with pytest.raises(MemoryError):
+        native.wake()
+    assert native.num_held_pages == 0 and native.runner.cache_bytes == 0
+    while native.has_work:
+        native.step()
+    assert tokens(native.generate(requests(), SAMPLED)) == expected
+
+
 def test_sleeping_in_the_middle_loses_no_token():
     native = paged()
     numbers = {native.submit(request, SAMPLED): i for i, request in enumerate(requests())}

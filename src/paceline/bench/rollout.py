@@ -24,6 +24,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from paceline.bench.bandwidth import copy_bandwidth, decode_traffic, wait
+from paceline.bench.equality import logprob_differences
 from paceline.bench.shapes import shape_config
 from paceline.model.exact import make_exact
 from paceline.model.families import check_family
@@ -86,6 +87,7 @@ def bench_rollout(bench: RolloutBench) -> dict[str, Any]:
         "startup_s": startup_s,
         "engine": {**engine_features(engine), **_captured(engine)},
         **run(bench, engine, model, bandwidth),
+        "logprob_difference": _equality(bench, engine, model),
         "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
         "dtype": str(model.dtype).removeprefix("torch."),
@@ -278,6 +280,15 @@ def _steady_context(
     }
 
 
+def _equality(
+    bench: RolloutBench, engine: NativeEngine | PagedEngine, model: CausalModel
+) -> dict[str, float | int | bool]:
+    """Log-probs of a few of the workload's samples against the trainer's scoring of the same tokens."""
+    requests = _requests(bench, model.shape.vocab_size)[:4]
+    groups = engine.generate(requests, PARAMS)
+    return logprob_differences(model, requests, groups, PARAMS.temperature)
+
+
 def _weight_bytes(shape: ModelShape, dtype: torch.dtype) -> int:
     return (shape.body_parameters + shape.head_parameters) * dtype.itemsize
 
@@ -294,6 +305,11 @@ def rollout_text(result: dict[str, Any]) -> str:
             f"context {row['context']}: {row['tokens_per_s']:,.0f} tok/s, step "
             f"{statistics.median(row['step_s']) * 1e3:.2f} ms, {row['share_of_bound']:.2f} of the bandwidth bound"
         )
+    apart = result["logprob_difference"]
+    lines.append(
+        f"log-probs against the trainer's: mean {apart['mean']:.1e}, largest {apart['max']:.1e} nats, "
+        f"{apart['share_of_equal_bits']:.0%} the same bits"
+    )
     if "seconds" in result:
         for seconds, rate, stage in zip(
             result["seconds"], result["tokens_per_s"], result["stages"], strict=True

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from paceline.model.attention import AttentionArgs
+from paceline.model.transfer import to_device
 from paceline.rollout.native.cache import KVLayout
 from paceline.rollout.native.paged.attention import DecodeRows, LayerPages, PagedAttention, PrefillChunks
 
@@ -33,8 +34,9 @@ class PagedCache:
 
     def copy(self, pairs: Sequence[tuple[int, int]]) -> None:
         """Copies pages over others, all layers; no page is a source and a target."""
-        sources, targets = torch.tensor(pairs, device=self.data.device).unbind(1)
-        self.data[:, :, targets] = self.data[:, :, sources]
+        sources, targets = to_device(torch.tensor(pairs), self.data.device).unbind(1)
+        for pages in self.data:  # layer by layer: the copies of all at once would take memory of their own
+            pages[:, targets] = pages[:, sources]
 
     def copy_from(self, smaller: "PagedCache") -> None:
         """Takes over the pages of a smaller cache, under the same numbers."""

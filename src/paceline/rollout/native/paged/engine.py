@@ -384,12 +384,16 @@ class PagedEngine:
         is_empty = not self._scheduler.pool.num_held
         if wanted > held and is_empty:
             self.runner.release_cache()  # give the old one back before the new one is taken
+            self._scheduler.reset_pool()
         elif bound is not None:
             wanted = min(wanted, bound - held)  # both are there while pages move: else wait until all is done
-        if wanted > held:
-            self._scheduler.pool.grow(wanted)
-        self.runner.take_cache(max(wanted, held), self._longest(requests))
-        self._needs_sizing = wanted <= held and not is_empty and self._scheduler.has_waiting
+        can_grow = wanted > held
+        if can_grow:
+            held = wanted
+        self.runner.take_cache(held, self._longest(requests))  # may fail: then nothing else has changed
+        self._scheduler.pool.grow(held)
+        waits = not can_grow and not is_empty and held != bound
+        self._needs_sizing = waits and self._scheduler.has_waiting
         self._scheduler.may_grow = self._needs_sizing
         self._stats = replace(
             self._stats, num_slots=self._limits.max_running, cache_bytes=self.runner.cache_bytes

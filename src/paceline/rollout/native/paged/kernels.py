@@ -80,9 +80,9 @@ class FlashPaged:
         self._interface, self._few, self._fallback = interface, few, GatheringAttention()
 
     def decode(self, query_RHD: Tensor, cache: LayerPages, rows: DecodeRows, args: AttentionArgs) -> Tensor:
-        if not _is_half(query_RHD, args):
+        if args.exact:
             return self._fallback.decode(query_RHD, cache, rows, args)
-        if len(query_RHD) < _FLASH_MIN_SEQUENCES:
+        if len(query_RHD) < _FLASH_MIN_SEQUENCES or not _is_half(query_RHD, args):
             return self._few(query_RHD, cache, rows, args)
         found = self._interface._flash_attn_fwd(
             query_RHD[:, None],

@@ -1,6 +1,7 @@
 """Which runner an engine gets."""
 
-from typing import Literal
+from collections.abc import Mapping
+from typing import Any, Literal
 
 from paceline.model.loading import CausalModel
 from paceline.rollout.native.cache import KVLayout
@@ -11,6 +12,14 @@ from paceline.rollout.native.paged.runner import EagerRunner
 
 RunnerKind = Literal["auto", "eager", "device"]
 _EAGER_PAGE_TOKENS = 16
+
+
+def has_fixed_rotation(config: Mapping[str, Any]) -> bool:
+    """Whether rotary frequencies stay as they are: where they follow the longest position so far, it is read back to the
+    host in every forward pass, which cannot be captured."""
+    found = config.get("rope_parameters") or {}
+    kinds = [found, *(part for part in found.values() if isinstance(part, Mapping))]
+    return not any(kind.get("rope_type") in ("dynamic", "longrope") for kind in kinds)
 
 
 def make_runner(
@@ -25,5 +34,6 @@ def make_runner(
     CPU and in exact mode, which those kernels do not offer."""
     if kind == "device" or (kind == "auto" and model.device.type == "cuda" and not model.is_exact):
         kernels = round_kernels(model.device, layout.head_dim, page_tokens)
-        return DeviceRunner(model, kernels, layout, num_slots, captures and model.device.type == "cuda")
+        can_capture = model.device.type == "cuda" and has_fixed_rotation(model.module.config.to_dict())
+        return DeviceRunner(model, kernels, layout, num_slots, captures and can_capture)
     return EagerRunner(model, GatheringAttention(), layout, page_tokens or _EAGER_PAGE_TOKENS, num_slots)
