@@ -21,8 +21,8 @@ def logprob_differences(
     groups: Sequence[Sequence[Sample]],
     temperature: float,
 ) -> dict[str, float | int | bool]:
-    """|trainer's log-prob - sampled log-prob| in nats over all tokens: mean, quantiles, largest, and the share of tokens
-    that are the same bits. One request is scored at a time, every sample as a sequence of its own."""
+    """|trainer's log-prob - sampled log-prob| in nats over all tokens: mean, quantiles, largest, and the share
+    of tokens that are the same bits. Each request is scored by itself, every sample as a sequence of its own."""
     head = HeadSettings(temperature, model.logit_softcap, 1024, exact=model.is_exact)
     found = []
     for request, group in zip(requests, groups, strict=True):

@@ -15,8 +15,8 @@ _EAGER_PAGE_TOKENS = 16
 
 
 def has_fixed_rotation(config: Mapping[str, Any]) -> bool:
-    """Whether rotary frequencies stay as they are: where they follow the longest position so far, it is read back to the
-    host in every forward pass, which cannot be captured."""
+    """Whether rotary frequencies stay as they are: where they follow the longest position so far, it is read back to
+    the host in every forward pass, which cannot be captured."""
     found = config.get("rope_parameters") or {}
     kinds = [found, *(part for part in found.values() if isinstance(part, Mapping))]
     return not any(kind.get("rope_type") in ("dynamic", "longrope") for kind in kinds)
