@@ -51,8 +51,10 @@ def find_lanes(events: Iterable[Mapping[str, Any]]) -> AscendLanes:
     """Lanes by the names of processes."""
     found = AscendLanes()
     for event in events:
+        if event.get("name") != "process_name":
+            continue
         args = event.get("args")
-        if event.get("name") != "process_name" or not isinstance(args, dict):
+        if not isinstance(args, dict):
             continue
         name = str(args.get("name", ""))
         found.is_ascend = found.is_ascend or bool(_OURS.match(name))

@@ -26,6 +26,8 @@ from paceline.telemetry.causes.ascend_trace import (
 from paceline.telemetry.causes.cells import covered, disjoint
 
 _DEVICE_CATEGORIES = frozenset({"kernel", "gpu_memcpy", "gpu_memset", "concurrent_kernel"})
+_NOT_READ = frozenset({"cuda_runtime", "cuda_driver", "overhead", "trace", "gpu_user_annotation"})
+"""Calls that queue work, which are as many as kernels, and ranges drawn a second time."""
 _STEP = re.compile(r"^ProfilerStep#(\d+)$")
 _MICROSECOND = 1e-6
 
@@ -128,6 +130,8 @@ def _sort_in(trace: TorchTrace, events: Sequence[Mapping[str, Any]], base_us: in
         if event.get("ph") != "X" or "ts" not in event:
             continue
         category = str(event.get("cat", "")).lower()
+        if category in _NOT_READ:
+            continue
         stretch = _stretch(event, base_us)
         thread = (event.get("pid"), event.get("tid"))
         if (lane := lanes.device_work(event)) is not None:
