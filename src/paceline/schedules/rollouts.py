@@ -18,7 +18,7 @@ from paceline.schedules.recorded_rollouts import replay_groups
 from paceline.schedules.setup import Run
 from paceline.schedules.sharing import Part, into_groups, own_parts
 from paceline.telemetry.traffic import rollout_bytes
-from paceline.types import Group, Prompt, RewardJob, Sample, Verdict
+from paceline.types import Cause, Group, Prompt, RewardJob, Sample, Verdict
 
 P = TypeVar("P")
 
@@ -138,7 +138,9 @@ def _generate_groups(
         pending[part_index, sample.sample_index] = rewards.submit(job)
 
     params = SamplingParams(temperature, run.stop_token_ids, run.config.rollout.ignore_eos)
-    with whole_weights(run), run.ledger.span("rollout") as span:
+    # an engine in processes of its own works where this rank's profiler does not see it
+    waits_for: Cause | None = None if shares_weights(run.config) else "queue"
+    with whole_weights(run), run.ledger.span("rollout", cause=waits_for) as span:
         generated = run.engine.generate([part.request for part in parts], params, submit)
         stats = run.engine.stats
         num_bytes = least_traffic(run, parts, generated)
