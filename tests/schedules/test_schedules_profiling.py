@@ -60,7 +60,7 @@ def test_stages_that_compute_do_and_stages_that_wait_wait(run_dir: Path) -> None
     cells = rank.steps[0].cells
     for stage in ("rollout", "update_actor"):
         assert cells[stage]["compute"] > 0 and cells[stage]["memory"] > 0
-        assert cells[stage]["queue"] == cells[stage]["data"] == 0
+        assert cells[stage]["queue"] + cells[stage]["data"] == pytest.approx(0, abs=1e-9)
     # the two clocks agree to some 0.1 ms, which is long for a stage that only takes four prompts from a list
     for stage, cause in (("data", "data"), ("reward", "queue")):
         assert cells[stage][cause] == pytest.approx(sum(cells[stage].values()), rel=0.2, abs=2e-3)
