@@ -41,6 +41,7 @@ class RunWriter:
     device_name: str | None = None
     num_prompts: int = 128
     seed: int = 0
+    update_share: float = 1.0
     metric_overrides: dict[int, dict[str, float]] = field(default_factory=dict)
     completions: dict[int, str] = field(default_factory=dict)
 
@@ -165,7 +166,7 @@ class RunWriter:
         with ledger.span("update_actor") as update:
             for _ in range(3):
                 with ledger.span("update_actor", "forward-backward", cause="compute"):
-                    clock.wait(0.62 * pace)
+                    clock.wait(0.62 * pace * self.update_share)
                 clock.wait(0.006)
             with ledger.span("update_actor", "optimiser", cause="memory"):
                 clock.wait(0.34)

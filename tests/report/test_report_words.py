@@ -21,7 +21,7 @@ from paceline.types import CAUSES, STAGES
 
 PACKAGE = Path(paceline.report.__file__).parent
 HAN = re.compile("[\u4e00-\u9fff]")
-SAME_IN_BOTH = re.compile(r"^[A-Za-z0-9 /%{}.,·:_：，（）°-]*$")
+SAME_IN_BOTH = re.compile(r"^[A-Za-z0-9 /%{}.,·:_：，（）°→-]*$")
 """Names, units and numbers, which Chinese engineers write as English ones do."""
 
 

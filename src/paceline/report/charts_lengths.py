@@ -129,7 +129,7 @@ def tokens_per_rank(run: RunData, words: Words) -> Chart | None:
     for (key, series), colour in zip(lines.items(), (REFERENCE, ACCENT, SECOND), strict=True):
         figure.add_trace(line_of(words(key), series, colour.light, 1.8))
     number_steps(figure, min(by_step), max(by_step), words("axis.step"))
-    figure.update_yaxes(title_text=words("axis.tokens"))
+    figure.update_yaxes(title_text=words("axis.tokens"), rangemode="tozero")
     return Chart(
         "rank-tokens", words("lengths.per-rank"), words("lengths.per-rank-caption"), figure, 250, True
     )

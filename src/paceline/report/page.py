@@ -207,16 +207,21 @@ def _started(run: RunData) -> str | None:
     return f"{datetime.fromtimestamp(min(times), UTC):%Y-%m-%d %H:%M} UTC" if times else None
 
 
-def _footer(run: RunData, words: Words) -> str:
+def written_line(run: RunData, words: Words) -> str:
+    """By which version of paceline the page was written, and when."""
     versions = run.environment.get("packages")
     version = versions.get("paceline") if isinstance(versions, Mapping) else None
+    return words(
+        "page.written",
+        version=f" {version}" if version else "",
+        time=f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC",
+    )
+
+
+def _footer(run: RunData, words: Words) -> str:
     decision = run.summary.get("old_logprob")
     return words.sentences(
-        words(
-            "page.written",
-            version=f" {version}" if version else "",
-            time=f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC",
-        ),
+        written_line(run, words),
         words("page.old-logprob", source=decision.get("source"), reason=decision.get("reason"))
         if isinstance(decision, Mapping)
         else "",

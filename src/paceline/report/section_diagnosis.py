@@ -79,7 +79,7 @@ def _stage_row(stage: StageDiagnosis, longest: float, words: Words) -> Row:
     evidence = " · ".join(
         said.sentence(one, words.lang)
         for one in stage.evidence
-        if one.name not in ("seconds", "share", "low", "high")
+        if one.name not in ("seconds", "share", "low", "high") and not one.name.startswith("cell_")
     )
     return Row(
         [

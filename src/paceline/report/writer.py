@@ -12,7 +12,10 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 from plotly.offline import get_plotlyjs
 
+from paceline.lab.results import read_ablation
+from paceline.report.ablation_page import build_ablation
 from paceline.report.blocks import Page
+from paceline.report.compare_page import build_comparison
 from paceline.report.page import build_page
 from paceline.report.palette import css_variables, dark_by_light
 from paceline.report.run_data import load_run
@@ -20,6 +23,7 @@ from paceline.report.theme import Chart
 from paceline.report.words import Lang, Words
 
 REPORT_FILE = "report.html"
+COMPARISON_FILE = "comparison.html"
 
 _LIGHT_PAGE = "--page: #f6f7f9; --on-stage: #ffffff; --good: #0b6e60; --bad: #b32b2b;"
 _DARK_PAGE = "--page: #0f1217; --on-stage: #11151b; --good: #5fd0bc; --bad: #ff8d8d;"
@@ -34,6 +38,29 @@ def write_report(run_dir: Path, lang: Lang = "en") -> Path:
     """
     run, words = load_run(run_dir), Words(lang)
     return write_page(build_page(run, words), run.run_dir / REPORT_FILE, words)
+
+
+def write_comparison(first: Path, second: Path, lang: Lang = "en", path: Path | None = None) -> Path:
+    """Writes the comparison of two runs, into the second's folder unless a `path` is given, and returns its path.
+
+    Raises:
+        FileNotFoundError: one of them is not the folder of a run.
+        ValueError: a record is of a version this paceline does not read.
+    """
+    words = Words(lang)
+    runs = load_run(first), load_run(second)
+    return write_page(build_comparison(*runs, words), path or runs[1].run_dir / COMPARISON_FILE, words)
+
+
+def write_ablation_report(folder: Path, lang: Lang = "en") -> Path:
+    """Writes `report.html` beside an ablation's record and returns its path.
+
+    Raises:
+        FileNotFoundError: there is no ablation in the folder.
+        ValueError: its record is of a version this paceline does not read.
+    """
+    words = Words(lang)
+    return write_page(build_ablation(read_ablation(folder), words), folder / REPORT_FILE, words)
 
 
 def write_page(page: Page, path: Path, words: Words) -> Path:

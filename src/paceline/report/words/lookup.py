@@ -2,7 +2,9 @@
 
 from paceline.diagnosis.wording import LANGUAGES, Language, cause_name, texts
 from paceline.report.words import (
+    texts_ablation,
     texts_charts,
+    texts_compare,
     texts_diagnosis,
     texts_learning,
     texts_memory,
@@ -23,6 +25,8 @@ TEXTS: dict[str, tuple[str, str]] = {
     **texts_learning.TEXTS,
     **texts_memory.TEXTS,
     **texts_charts.TEXTS,
+    **texts_compare.TEXTS,
+    **texts_ablation.TEXTS,
     **texts_diagnosis.TEXTS,
     **texts_records.TEXTS,
 }
