@@ -4,6 +4,7 @@ import json
 import time
 from collections import defaultdict
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,10 @@ from tiny_runs import tiny_sections
 from paceline.config import Config, dump_config, load_config
 from paceline.engine.memory_shortage import TokenBudget
 from paceline.engine.trainer import TrainEngine
+from paceline.rollout.native.paged import PagedEngine
 from paceline.schedules import run_training
 from paceline.schedules.recorder import Recorder
+from paceline.telemetry.ledger import Ledger
 
 NUM_STEPS = 5
 FIRST_STEPS = 1
@@ -106,6 +109,35 @@ def update_and_shadow(monkeypatch: pytest.MonkeyPatch, **batch: Any) -> tuple[Cl
     monkeypatch.setattr(TrainEngine, "update", update)
     monkeypatch.setattr(Recorder, "end", ended)
     return clock, shadow
+
+
+def rollout_and_shadow(monkeypatch: pytest.MonkeyPatch) -> tuple[Clock, Clock]:
+    """Clocks of a run's rollouts, and of the same requests in an engine whose cache has no bound, after each step."""
+    clock, roomy = Clock().follow(monkeypatch), Clock()
+    generate, end = PagedEngine.generate, Recorder.end
+    last: list[tuple[PagedEngine, Any, Any]] = []
+    others: list[PagedEngine] = []
+
+    def generated(engine: PagedEngine, requests: Any, params: Any, *args: Any) -> Any:
+        if engine in others:
+            return generate(engine, requests, params, *args)
+        last[:] = [(engine, requests, params)]
+        with clock:
+            return generate(engine, requests, params, *args)
+
+    def ended(recorder: Recorder, step: int) -> None:
+        end(recorder, step)
+        roomy.step = step
+        engine, requests, params = last[0]
+        if not others:
+            limits = replace(engine._limits, max_cache_bytes=None)
+            others.append(PagedEngine(engine._model, engine._tokenizer, limits, Ledger()))
+        with roomy:
+            others[0].generate(requests, params)
+
+    monkeypatch.setattr(PagedEngine, "generate", generated)
+    monkeypatch.setattr(Recorder, "end", ended)
+    return clock, roomy
 
 
 def configure(folder: Path, name: str, **changes: dict[str, Any]) -> Config:

@@ -11,7 +11,15 @@ from pathlib import Path
 
 import pytest
 from planted_rewards import SLEEP_S
-from planted_runs import BASE, Clock, train, update_and_shadow, write_prompts, write_recipe
+from planted_runs import (
+    BASE,
+    Clock,
+    rollout_and_shadow,
+    train,
+    update_and_shadow,
+    write_prompts,
+    write_recipe,
+)
 
 import paceline.checkpoint.writing
 import paceline.engine.model_engine
@@ -221,3 +229,16 @@ def test_a_redundant_logprob_pass(folder, monkeypatch):
     )
     found = named_first(run_dir, "redundant_logprob", clock.per_step(), least_s=0.0)
     assert any(switch.keys == {"algorithm.old_logprob": "auto"} for switch in found.switches)
+
+
+def test_a_full_cache_with_preemption(folder, monkeypatch):
+    clock, roomy = rollout_and_shadow(monkeypatch)
+    run_dir = train(
+        folder,
+        "cache",
+        task={"path": str(write_prompts(folder / "middle.jsonl", 240, [20]))},
+        rollout={"max_new_tokens": 90, "cache": "paged", "kv_cache_gb": 0.00018, "ignore_eos": True},
+        batch={"num_prompts": 4, "num_samples": 4},
+    )
+    found = named_first(run_dir, "preemption", clock.per_step() - roomy.per_step())
+    assert found.switches[0].feature == "kv_cache"

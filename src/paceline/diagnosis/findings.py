@@ -18,6 +18,7 @@ DETECTORS: tuple[Detector, ...] = (
     waiting_costs.slow_disk,
     waiting_costs.checkpoint_copy,
     waiting_costs.long_tail,
+    waiting_costs.preemption,
     waiting_costs.slow_rank,
     waiting_costs.slow_link,
     waiting_costs.frequent_eval,

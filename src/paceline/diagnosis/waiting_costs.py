@@ -14,6 +14,9 @@ _UNKNOWN = "?"
 _DRIFT_SHARE = 0.1
 """A change over the run below this share of a step is no drift."""
 
+_ROUND_LOW = 0.5
+"""Least part of the predicted cost of rounds that fewer running samples made necessary."""
+
 _MIN_DRIFT_STEPS = 10
 """Over fewer steps a busy machine looks like a drift."""
 
@@ -101,16 +104,16 @@ def _bandwidth(run: RunRecords) -> float | str:
 
 
 def long_tail(run: RunRecords, step_s: float) -> Finding | None:
-    """Decoding time that empty slots stand for: decoding reads all weights whether one sample runs or all do."""
+    """Rounds of decoding beyond the mean response's: a round reads all weights whether one sample runs or all do."""
     longest, mean = run.mean_metric("response_length/max"), run.mean_metric("response_length/mean")
-    running, slots = run.mean_metric("rollout/mean_running"), num_slots(run)
+    rounds = decode_rounds(run)
     ratio = longest / mean if longest and mean else 1.0
-    if running is None or not slots:
+    if rounds is None or longest is None or mean is None:
         return _imported_tail(run, ratio)
-    empty = max(0.0, 1.0 - running / slots)
-    cost = cost_of(run.per_step(decode_s)).scaled(empty)
+    cost = cost_of(run.per_step(decode_s)).scaled(min(1.0, max(0.0, longest - mean) / rounds))
+    running, slots = run.mean_metric("rollout/mean_running") or 0.0, num_slots(run)
     values: dict[str, float | str] = {"running": running, "slots": slots, "ratio": ratio}
-    if (limit := run.setting("rollout.max_new_tokens")) and mean:
+    if limit := run.setting("rollout.max_new_tokens"):
         values["overlong_cache"] = max(1, int(limit) // 4)
         if (shorter := int(4 * mean) + 1) < limit:
             values["shorter_limit"] = shorter
@@ -118,6 +121,40 @@ def long_tail(run: RunRecords, step_s: float) -> Finding | None:
     if samples and (most := run.setting("rollout.max_running")) and samples > most:
         values["more_slots"] = 2 * int(most)
     return finding("long_tail", cost, values)
+
+
+def decode_rounds(run: RunRecords) -> float | None:
+    """Rounds of decoding per step and rank; None where it is not known how many samples ran in the mean one."""
+    running, tokens = run.mean_metric("rollout/mean_running"), run.mean_metric("tokens/response")
+    if not running or not tokens:
+        return None
+    return max(1.0, tokens / len(run.ranks) / running)
+
+
+def preemption(run: RunRecords, step_s: float) -> Finding | None:
+    """A full cache: what was computed again, and the rounds more that it takes because fewer samples fit."""
+    count, tokens = run.mean_metric("rollout/preemptions"), run.mean_metric("rollout/preempted_tokens")
+    rounds, longest = decode_rounds(run), run.mean_metric("response_length/max")
+    if not count or not tokens or rounds is None or not longest:
+        return None
+    slots = num_slots(run) or 1.0
+    needed = max(longest, (run.mean_metric("tokens/response") or 0.0) / len(run.ranks) / slots)
+    more = max(0.0, 1.0 - needed / rounds)
+    again = min(1.0, tokens / (run.mean_metric("rollout/prefill_tokens") or tokens))
+
+    def lost(step: RankStep) -> float:
+        prefill = sum(span.self_s for span in step.named("rollout", "prefill"))
+        return more * decode_s(step) + again * prefill
+
+    measured = cost_of(run.per_step(lost))
+    # a round of more samples takes longer than one of few, so that the rounds saved are worth less
+    cost = Estimate(measured.value, _ROUND_LOW * measured.low, measured.high)
+    values: dict[str, float | str] = {"count": count, "tokens": tokens}
+    running = run.mean_metric("rollout/mean_running") or 1.0
+    values["fewer_slots"] = max(1, int(running))
+    if cache_gb := run.setting("rollout.kv_cache_gb"):
+        values["cache_gb"] = cache_gb * slots / running
+    return finding("preemption", cost, values)
 
 
 def _imported_tail(run: RunRecords, ratio: float) -> Finding | None:
@@ -137,9 +174,7 @@ def decode_s(step: RankStep) -> float:
 
 
 def num_slots(run: RunRecords) -> float:
-    """Samples that could run at once on a rank: its slots, or its samples where those are fewer; 0 unknown."""
-    if (recorded := run.mean_metric("rollout/num_slots")) is not None:
-        return recorded
+    """Samples that could run at once on a rank: those of a step, or as many as there are slots; 0 unknown."""
     samples, most = samples_per_rank(run), run.setting("rollout.max_running")
     return min(samples, float(most)) if most else samples
 
