@@ -26,6 +26,20 @@ class Run:
 
         return report_figures(self.dir)
 
+    def explain(
+        self, against: "Path | Run | None" = None, lang: str = "en", audience: str = "engineer"
+    ) -> str:
+        """Half a page of words: what `paceline explain` prints.
+
+        Raises:
+            paceline.ConfigError: the run has no finished step, or there are no texts for `lang` or `audience`.
+        """
+        from paceline.diagnosis.wording import checked_language
+        from paceline.explanation.explain import checked_audience, explain
+
+        other = against.dir if isinstance(against, Run) else against
+        return explain(self.dir, other, checked_language(lang), checked_audience(audience)).text
+
 
 def train(
     recipe: str | Path | None = None, *, overrides: Sequence[str] = (), **sections: Mapping[str, Any]

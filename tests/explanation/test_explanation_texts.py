@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from explained_runs import PlannedRun
 
+from paceline.api import Run
 from paceline.cli import main
 from paceline.config import ConfigError
 from paceline.explanation import explain
@@ -145,3 +146,11 @@ def test_a_run_without_a_finished_step_is_refused(tmp_path: Path) -> None:
     shutil.rmtree(run / "ledger")
     with pytest.raises(ConfigError):
         explain(run)
+
+
+def test_the_same_in_python(tmp_path: Path) -> None:
+    run, other = planned(tmp_path / "a"), planned(tmp_path / "b", seed=1)
+    assert Run(run).explain(lang="zh") == explain(run, lang="zh").text
+    assert Run(run).explain(Run(other)) == explain(run, other).text
+    with pytest.raises(ConfigError):
+        Run(run).explain(audience="nobody")

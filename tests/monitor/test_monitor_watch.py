@@ -19,7 +19,7 @@ from rich.console import Console
 from tiny_runs import tiny_sections
 
 from paceline.cli import main
-from paceline.config import load_config
+from paceline.config import ConfigError, load_config
 from paceline.monitor.following import follow
 from paceline.monitor.panel import panel
 from paceline.monitor.snapshot import take_snapshot
@@ -173,3 +173,15 @@ def test_a_run_that_trains_serves_its_metrics_and_stops_with_the_run(tmp_path: P
     with pytest.raises(OSError):
         urllib.request.urlopen(url, timeout=5)
     assert os.path.isdir(result.run_dir)
+
+
+def test_a_run_whose_port_is_taken_is_refused_before_it_starts(tmp_path: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        sections = tiny_sections(tmp_path, telemetry={"metrics_port": port})
+        with pytest.raises(ConfigError) as refused:
+            run_training(load_config(None, sections=sections))
+    assert refused.value.key == "telemetry.metrics_port"
+    assert not (tmp_path / "runs" / "r" / "metrics.jsonl").exists()
