@@ -90,6 +90,20 @@ def test_the_wait_that_a_feature_removed_is_said_in_seconds(tmp_path: Path) -> N
     assert "checkpoint blocking" in explain(after, before, audience="manager").paragraphs["removed"]
 
 
+def test_a_change_in_stages_that_the_feature_does_not_touch_is_laid_at_the_machine_s_door(
+    tmp_path: Path,
+) -> None:
+    stages = {("rollout", ""): 1.0, ("update_actor", ""): 2.0, ("checkpoint", "queue"): 0.5}
+    off, on = ({"checkpoint": {"asynchronous": value}} for value in (False, True))
+    before = planned(tmp_path / "x", stages=stages, settings=off)
+    faster = stages | {("checkpoint", "queue"): 0.1}
+    after = planned(tmp_path / "y", stages=faster, settings=on)
+    assert "machine's" not in explain(after, before).paragraphs["removed"]
+    lucky = planned(tmp_path / "z", stages=faster | {("rollout", ""): 0.7}, settings=on)
+    removed = explain(lucky, before).paragraphs["removed"]
+    assert "As rollout changed too, which that feature is not known to touch" in removed
+
+
 def test_several_differences_are_not_laid_at_one_feature_s_door(tmp_path: Path) -> None:
     stages = {("rollout", ""): 1.0, ("reward", "queue"): 0.5, ("update_actor", ""): 2.0}
     before = planned(

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from paceline.diagnosis.catalog import FINDINGS
 from paceline.diagnosis.estimates import Estimate, mean_of
 from paceline.diagnosis.features import FEATURES, Feature
 from paceline.diagnosis.run_records import RankStep, RunRecords
@@ -59,6 +60,17 @@ class Comparison:
             return None
         feature = self.features[0]
         return feature if all(one.key in feature.keys for one in self.differences) else None
+
+    @property
+    def unexplained_stages(self) -> tuple[str, ...]:
+        """Stages that changed clearly though the only feature is not known to act on them."""
+        feature = self.only_feature
+        if feature is None:
+            return ()
+        touched = {FINDINGS[name].stage for name in feature.helps} | {stage for stage, _ in feature.cells}
+        return tuple(
+            change.name for change in self.stages if change.is_clear and change.name not in {*touched, "idle"}
+        )
 
 
 def compare(run: RunRecords, other: RunRecords) -> Comparison | None:

@@ -24,6 +24,7 @@ from paceline.explanation.paragraphs import (
     stage_paragraph,
     step_paragraph,
 )
+from paceline.telemetry.records import read_ledger
 
 Audience = Literal["engineer", "manager"]
 AUDIENCES: tuple[Audience, ...] = get_args(Audience)
@@ -77,7 +78,8 @@ def explain(
         ConfigError: a folder is no run's, or its ledger holds no finished step.
         ValueError: a record is of a version this paceline does not read.
     """
-    run, found = read_run(run_dir), diagnose(run_dir)
+    ledgers = read_ledger(run_dir)  # most of the reading, so done once
+    run, found = read_run(run_dir, ledgers), diagnose(run_dir, ledgers)
     figures = figures_of(run)
     phrases = phrases_in(lang)
     title = phrases.say(f"title.{audience}", run=f"`{run.name}`")

@@ -17,8 +17,10 @@ def gain_paragraphs(
     said = [_step(phrases, comparison, other), _stages(phrases, comparison, lang, audience)]
     settings = [_settings(phrases, comparison)] if audience == "engineer" else []
     waits = [*settings, _waits(phrases, comparison, lang)]
-    if audience == "engineer":
-        waits.append(phrases.say("against.caution"))
+    if others := comparison.unexplained_stages:
+        names = [named_stage(phrases, name, lang, audience) for name in others[:_MAX_STAGES]]
+        waits.append(phrases.say("against.machine", items=phrases.listed(names)))
+    waits.append(phrases.say(f"against.caution.{audience}"))
     return {"gain": space.join(said), "removed": space.join(waits)}
 
 

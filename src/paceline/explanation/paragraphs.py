@@ -203,6 +203,7 @@ def _causes(phrases: Phrases, figures: RunFigures, audience: str) -> str:
         return phrases.say("causes.spans" if audience == "engineer" else "causes.spans.manager", **waits)
     if audience == "engineer":
         return phrases.say("causes.profile", **causes)
+    waits["scheduling"] = causes["scheduling"]
     work = figures.cause_s["compute"] + figures.cause_s["memory"]
     return phrases.say("causes.profile.manager", work=Figure("work_s", work, "s"), **waits)
 
