@@ -273,7 +273,8 @@ class RolloutSection(Section):
     computed beside it: sampled log-probs then equal the trainer's bit for bit. Slower; needs pages."""
     kv_cache_gb: Annotated[float, Field(gt=0)] | None = None
     """Most memory the KV cache may take, in GiB per device; fewer samples run at a time if needed; with
-    pages, samples are preempted and computed again (rollout/preemptions). None: no bound."""
+    pages, samples are preempted and computed again (rollout/preemptions). None: what is needed, and with pages on CUDA
+    at most 0.85 of the memory that is free."""
     keep_cache: bool = True
     """Keep the KV cache's memory between rollouts; false gives it back before updates, and takes it again."""
     stop_token_ids: tuple[int, ...] = ()

@@ -24,7 +24,7 @@ from paceline.rollout.native.paged.make_runner import RunnerKind, make_runner
 from paceline.rollout.native.paged.runner import EagerRunner
 from paceline.rollout.native.paged.scheduler import PagedScheduler, Round
 from paceline.rollout.native.paged.sizing import pages_for, wanted_pages
-from paceline.rollout.native.paged.slots import ActiveRequest, Ended, Progress
+from paceline.rollout.native.paged.slots import ActiveRequest, Ended, Progress, ended_already
 from paceline.rollout.native.paged.work import decode_flops, prefill_flops
 from paceline.rollout.protocol import OnSample, RolloutRequest, RolloutStats, SampleEvent, SamplingParams
 from paceline.telemetry.ledger import Ledger
@@ -134,7 +134,7 @@ class PagedEngine:
         active = ActiveRequest(next(self._ids), request, params, set(range(len(request.seeds))))
         self._actives[active.request_id] = active
         for index, prefix in enumerate(request.prefixes):
-            reason = None if prefix is None else _ended(prefix, request, params)
+            reason = None if prefix is None else ended_already(prefix, request, params)
             if prefix is not None and reason is not None:
                 self._deliver(Ended(active, index, Progress.of_sample(prefix), reason))
         self._scheduler.submit(active)
@@ -299,20 +299,15 @@ class PagedEngine:
         may_stop = np.isin(tokens_R, self._stop_tokens()) & ~table.ignores_stop[slots_R]
         for row in np.flatnonzero(at_limit | may_stop).tolist():
             slot, token = int(slots_R[row]), int(tokens_R[row])
-            occupant = table.occupants[slot]
-            assert occupant is not None
-            stops = bool(may_stop[row]) and token in occupant.active.params.stop_token_ids
+            stops = bool(may_stop[row]) and token in table.occupant(slot).active.params.stop_token_ids
             if stops or at_limit[row]:
                 reason: FinishReason = "stop" if stops else "length"
                 self._deliver(self._scheduler.finish(slot, int(counts_R[row]) + 1, reason))
 
     def _note_tokens(self, slots_R: IntArray, tokens_R: IntArray, logprobs_R: FloatArray) -> None:
-        occupants = self._scheduler.table.occupants
-        for slot, token, logprob in zip(
-            slots_R.tolist(), tokens_R.tolist(), logprobs_R.tolist(), strict=True
-        ):
-            occupant = occupants[slot]
-            assert occupant is not None
+        rows = zip(slots_R.tolist(), tokens_R.tolist(), logprobs_R.tolist(), strict=True)
+        for slot, token, logprob in rows:
+            occupant = self._scheduler.table.occupant(slot)
             self._inbox.add(occupant.active.request_id, occupant.sample_index, token, logprob)
 
     def _stop_tokens(self) -> IntArray:
@@ -378,6 +373,8 @@ class PagedEngine:
         requests = [*(active.request for active in self._actives.values()), *expected]
         wanted = 1 + wanted_pages(requests, self._page_tokens, self._limits.max_running)
         bound, held = self._max_pages(), self.runner.num_pages
+        if bound is None and (room := self.runner.room_bytes()) is not None:
+            bound = max(held, room // self._page_bytes)
         if held and wanted > held:
             wanted = max(wanted, 2 * held)  # requests that come one by one do not copy the cache each time
         wanted = wanted if bound is None else min(wanted, bound)
@@ -398,10 +395,3 @@ class PagedEngine:
         self._stats = replace(
             self._stats, num_slots=self._limits.max_running, cache_bytes=self.runner.cache_bytes
         )
-
-
-def _ended(prefix: Sample, request: RolloutRequest, params: SamplingParams) -> FinishReason | None:
-    """Why a sample that goes on from `prefix` has nothing left to do, None where it has."""
-    if prefix.token_ids and prefix.token_ids[-1] in params.stop_token_ids and not params.ignore_stop:
-        return "stop"
-    return "length" if len(prefix.token_ids) >= request.max_new_tokens else None

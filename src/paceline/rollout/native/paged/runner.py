@@ -30,6 +30,9 @@ from paceline.rollout.native.paged.batches import (
 from paceline.rollout.native.paged.cache import PagedCache, PagedPlan
 from paceline.rollout.native.sampling import sample_tokens
 
+_ROOM_SHARE = 0.85
+"""Of a device's free memory, what a cache without a bound takes at most; prefill and logits need the rest."""
+
 _HEAD_ROWS = 256
 """Rows of logits formed at once while sampling."""
 
@@ -75,6 +78,14 @@ class EagerRunner:
     def num_pages(self) -> int:
         """Pages of the cache now, the scratch page included."""
         return 0 if self._cache is None else self._cache.num_pages
+
+    def room_bytes(self) -> int | None:
+        """Memory that the cache may take on a device without another bound, what it holds included; None on a CPU."""
+        device = self._model.device
+        if device.type != "cuda":
+            return None
+        unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        return int(_ROOM_SHARE * (torch.cuda.mem_get_info(device)[0] + unused)) + self.cache_bytes
 
     def take_cache(self, num_pages: int, pages_per_sample: int) -> None:
         """Makes the cache at least this large; what it holds stays. No sample needs more than `pages_per_sample`."""

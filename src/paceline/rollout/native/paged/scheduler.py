@@ -144,9 +144,7 @@ class PagedScheduler:
         is_copy = np.zeros(len(slots), dtype=bool)
         claimed: dict[int, int] = {}
         for at in np.flatnonzero(table.may_share[slots] & ~is_new):
-            occupant = table.occupants[slots[at]]
-            assert occupant is not None
-            page = occupant.pages[-1]
+            page = table.occupant(slots[at]).pages[-1]
             claimed[page] = claimed.get(page, 0) + 1
             # the last holder writes into the page itself
             is_copy[at] = self.pool.is_shared(page) and claimed[page] < self.pool.num_holders(page)
@@ -167,8 +165,7 @@ class PagedScheduler:
         return slots
 
     def _give_page(self, slot: int, found: Round) -> None:
-        occupant = self.table.occupants[slot]
-        assert occupant is not None
+        occupant = self.table.occupant(slot)
         (page,) = self.pool.take(1)
         if self.table.lengths[slot] % self._page_tokens == 0:
             occupant.pages.append(page)

@@ -90,6 +90,12 @@ class SlotTable:
         """Slots without an occupant."""
         return len(self._free)
 
+    def occupant(self, slot: int) -> Occupant:
+        """The sample in a slot that is not empty."""
+        found = self.occupants[slot]
+        assert found is not None, f"slot {slot} is empty"
+        return found
+
     def reserve(self, count: int) -> list[int]:
         """Takes free slots; their rows are filled by `start`."""
         return [self._free.pop() for _ in range(count)]
@@ -126,8 +132,7 @@ class SlotTable:
 
     def progress(self, slot: int, count: int) -> Progress:
         """The first `count` tokens of the sample in a slot."""
-        occupant = self.occupants[slot]
-        assert occupant is not None
+        occupant = self.occupant(slot)
         return Progress(
             self.tokens[slot, :count].tolist(),
             self.logprobs[slot, :count].tolist(),
@@ -137,8 +142,7 @@ class SlotTable:
 
     def leave(self, slot: int) -> Occupant:
         """Empties a slot."""
-        occupant = self.occupants[slot]
-        assert occupant is not None
+        occupant = self.occupant(slot)
         self.occupants[slot] = None
         self.is_running[slot] = False
         self.serials[slot] += 1
@@ -151,3 +155,10 @@ class SlotTable:
             more = ((0, 0), (0, num_tokens - have))
             self.tokens, self.logprobs = np.pad(self.tokens, more), np.pad(self.logprobs, more)
             self.versions = np.pad(self.versions, more)
+
+
+def ended_already(prefix: Sample, request: RolloutRequest, params: SamplingParams) -> FinishReason | None:
+    """Why a sample that goes on from `prefix` has nothing left to do, None where it has."""
+    if prefix.token_ids and prefix.token_ids[-1] in params.stop_token_ids and not params.ignore_stop:
+        return "stop"
+    return "length" if len(prefix.token_ids) >= request.max_new_tokens else None
