@@ -28,6 +28,9 @@ REFUSED = [
     ({**vllm(), "max_running": 4}, "rollout.max_running", "rollout.vllm.max_num_seqs"),
     ({**vllm(), "kv_cache_gb": 4.0}, "rollout.kv_cache_gb", "rollout.vllm.gpu_memory_utilization"),
     ({**vllm(), "exact": True}, "rollout.exact", "kernels of its own"),
+    ({**vllm(), "speculation": "auto"}, "rollout.speculation", "options of its own"),
+    ({"speculation": "on", "cache": "slots"}, "rollout.cache", "verifies no drafts"),
+    ({"draft_tokens": 4}, "rollout.draft_tokens", "while rollout.speculation is off"),
     (vllm(max_num_batched_tokens=100), "rollout.vllm.max_num_batched_tokens", "one token for each"),
     (
         vllm(max_num_batched_tokens=256, max_num_seqs=8, enable_chunked_prefill=False),

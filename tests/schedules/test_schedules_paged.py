@@ -29,6 +29,20 @@ def test_a_run_on_pages_trains_on_the_same_samples_and_counts_preemptions(tmp_pa
     assert features["rollout_cache"] == "paged" and features["rollout_attention"] == "gather"
 
 
+def test_a_run_with_drafts_trains_on_the_same_samples_and_counts_what_was_accepted(tmp_path):
+    _, plain = trained(tmp_path, "plain", exact=True)
+    path, drafted = trained(
+        tmp_path, "drafted", exact=True, speculation="on", speculate_below=128, draft_tokens=4
+    )
+    for one, other in zip(drafted, plain, strict=True):
+        assert one["tokens/response"] == other["tokens/response"]
+        assert one["loss/total"] == other["loss/total"] and one["grad_norm"] == other["grad_norm"]
+        assert 0 <= one["rollout/accepted_drafts"] <= one["rollout/drafted_tokens"]
+        assert other["rollout/drafted_tokens"] == 0
+    assert sum(one["rollout/drafted_tokens"] for one in drafted) > 0
+    assert json.loads((path / "env.json").read_text())["features"]["rollout_speculation"] is True
+
+
 def test_an_exact_run_samples_what_it_scores_bit_for_bit(tmp_path):
     path, steps = trained(tmp_path, "exact", exact=True)
     assert all(m["rollout/logprob_difference_max"] == 0.0 for m in steps)

@@ -89,6 +89,22 @@ def exact_rollouts_are_native(config: Config) -> ConfigError | None:
     return ConfigError("rollout.exact", True, rule, "rollout.engine: native, or false")
 
 
+def drafts_can_be_verified(config: Config) -> ConfigError | None:
+    rollout = config.rollout
+    if rollout.speculation == "off":
+        set_ones = rollout.model_dump(include={"draft_tokens", "speculate_below"}, exclude_defaults=True)
+        for key, value in set_ones.items():
+            rule = "has no effect while rollout.speculation is off"
+            return ConfigError(f"rollout.{key}", value, rule, "rollout.speculation: auto")
+        return None
+    if rollout.engine != "native":
+        rule = f"is the native engine's; {rollout.engine} has options of its own"
+        return ConfigError("rollout.speculation", rollout.speculation, rule, "rollout.engine: native, or off")
+    if rollout.cache == "slots":
+        return ConfigError("rollout.cache", "slots", "verifies no drafts (rollout.speculation)", "paged")
+    return None
+
+
 def vllm_batches_can_be_scheduled(config: Config) -> ConfigError | None:
     if config.rollout.engine != "vllm":
         return None
@@ -205,6 +221,7 @@ ENGINE_RULES = (
     engine_settings_act,
     cache_settings_belong_to_the_engine,
     exact_rollouts_are_native,
+    drafts_can_be_verified,
     vllm_batches_can_be_scheduled,
     vllm_graphs_are_used,
     vllm_runs_in_one_place,

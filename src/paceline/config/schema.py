@@ -268,6 +268,14 @@ class RolloutSection(Section):
     cache: Literal["auto", "slots", "paged"] = "auto"
     """KV cache of the native engine: one slot of full length per sample, or pages that samples of a prompt share and
     that are taken as samples grow. auto: paged on CUDA, slots on a CPU."""
+    speculation: Literal["off", "auto", "on"] = "off"
+    """Let a sample take several tokens in a round where what it, its prompt or the prompt's last samples said before
+    tells them in advance; every token is still drawn from the model's own distribution. auto: while that is measured
+    to be faster, so that rounding may depend on timing unless rollout.exact is set; on: always. Needs pages."""
+    draft_tokens: Positive = 8
+    """rollout.speculation: most tokens told in advance per sample and round."""
+    speculate_below: Positive = 16
+    """rollout.speculation: only while at most this many samples run and none wait: the tail of a rollout."""
     exact: bool = False
     """Products and attention, in the engine and in training, whose results for a token are the same bits whatever is
     computed beside it: sampled log-probs then equal the trainer's bit for bit. Slower; needs pages."""

@@ -63,6 +63,8 @@ class RolloutStats:
     num_cached_tokens: int = 0
     num_redone_samples: int = 0
     num_dead_replicas: int = 0
+    num_drafted_tokens: int = 0
+    num_accepted_drafts: int = 0
 
     @property
     def mean_running(self) -> float:

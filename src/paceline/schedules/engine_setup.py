@@ -6,7 +6,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Protocol
 
@@ -28,6 +28,7 @@ from paceline.model.lora import AdaptedModel
 from paceline.rollout import NativeEngine, PagedEngine
 from paceline.rollout.native.choice import CacheKind, engine_features, open_native_engine
 from paceline.rollout.native.engine import EngineLimits
+from paceline.rollout.native.paged.drafts import DraftSettings
 from paceline.rollout.protocol import RolloutEngine
 from paceline.rollout.remote.child import ChildCommand, EngineChild
 from paceline.rollout.remote.engine import RemoteEngine, RemoteLimits
@@ -96,6 +97,7 @@ def open_engine(site: EngineSite, stack: ExitStack) -> tuple[RolloutEngine, AnyS
             engine_limits(config),
             site.ledger,
             weights_stay=site.trainer.engine.mesh.world_size == 1,
+            drafts=_draft_settings(config),
         )
         return native, _shared_sync(native, site)
     check_resources(config, site.model)
@@ -134,6 +136,13 @@ def engine_limits(config: Config) -> EngineLimits:
         prefill_token_budget=config.batch.forward_token_budget or 2 * config.batch.token_budget,
         max_cache_bytes=None if cache_gb is None else int(cache_gb * 2**30),
     )
+
+
+def _draft_settings(config: Config) -> DraftSettings | None:
+    rollout = config.rollout
+    if rollout.speculation == "off":
+        return None
+    return DraftSettings(rollout.speculation, rollout.draft_tokens, rollout.speculate_below)
 
 
 def _cache_kind(config: Config) -> CacheKind:
@@ -250,6 +259,7 @@ def native_command(site: EngineSite, number: int) -> ChildCommand:
         "device": site.model.device.type if devices else str(site.model.device),
         "cache": _cache_kind(config),
         "exact": config.rollout.exact,
+        "drafts": None if (drafts := _draft_settings(config)) is None else asdict(drafts),
         "fused": config.train.preset == "fast" and config.cluster.tensor_parallel_size == 1,
         "limits": {
             "max_running": limits.max_running,

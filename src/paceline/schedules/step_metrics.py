@@ -65,6 +65,8 @@ def _record_engine(stats: RolloutStats, metrics: MetricAccumulator) -> None:
     metrics.add("rollout/cache_bytes", stats.cache_bytes)
     metrics.add("rollout/preemptions", stats.num_preemptions)
     metrics.add("rollout/preempted_tokens", stats.num_preempted_tokens)
+    metrics.add("rollout/drafted_tokens", stats.num_drafted_tokens)
+    metrics.add("rollout/accepted_drafts", stats.num_accepted_drafts)
     metrics.add("rollout/cached_tokens", stats.num_cached_tokens)
     metrics.add("rollout/redone_samples", stats.num_redone_samples)
     metrics.add("rollout/dead_replicas", stats.num_dead_replicas)

@@ -183,6 +183,8 @@ rollout/mean_running | mean | samples | Samples decoded at the same time, mean o
 rollout/cache_bytes | max | bytes | Memory of the KV cache per device.
 rollout/preemptions | sum | samples | Samples that gave their pages up because the cache was full, and went on later.
 rollout/preempted_tokens | sum | tokens | Cached tokens of preempted samples, which were computed again.
+rollout/drafted_tokens | sum | tokens | Tokens proposed by earlier text (rollout.speculation) and verified.
+rollout/accepted_drafts | sum | tokens | Those of them that the model drew, each of which saved a round of its sample.
 rollout/cached_tokens | sum | tokens | Prompt tokens not computed because the engine's prefix cache held them.
 rollout/redone_samples | sum | samples | Samples begun again because the replica that had begun them died.
 rollout/dead_replicas | sum | replicas | Rollout replicas that died.

@@ -7,6 +7,8 @@ from transformers import PreTrainedTokenizerBase
 from paceline.model.loading import CausalModel
 from paceline.rollout.native.engine import EngineLimits, NativeEngine
 from paceline.rollout.native.paged import PagedEngine, PagedLimits
+from paceline.rollout.native.paged.drafts import DraftSettings
+from paceline.rollout.native.paged.speculation import SpeculativeEngine
 from paceline.telemetry.ledger import Ledger
 
 CacheKind = Literal["auto", "slots", "paged"]
@@ -19,12 +21,14 @@ def open_native_engine(
     limits: EngineLimits,
     ledger: Ledger,
     weights_stay: bool = True,
+    drafts: DraftSettings | None = None,
 ) -> NativeEngine | PagedEngine:
     """The engine for `rollout.cache`: pages on CUDA, slots on a CPU, unless the setting says which.
 
-    `weights_stay`: every parameter keeps its memory between rollouts, so that rounds may be captured.
+    `weights_stay`: every parameter keeps its memory between rollouts, so that rounds may be captured. `drafts` need
+    pages, and get them.
     """
-    if cache == "slots" or (cache == "auto" and model.device.type != "cuda"):
+    if cache == "slots" or (cache == "auto" and model.device.type != "cuda" and drafts is None):
         return NativeEngine(model, tokenizer, limits, ledger)
     paged = PagedLimits(
         limits.max_running,
@@ -32,6 +36,8 @@ def open_native_engine(
         limits.max_cache_bytes,
         captures=weights_stay and not model.is_exact,
     )
+    if drafts is not None:
+        return SpeculativeEngine(model, tokenizer, paged, ledger, drafts)
     return PagedEngine(model, tokenizer, paged, ledger)
 
 
@@ -45,4 +51,5 @@ def engine_features(engine: NativeEngine | PagedEngine) -> dict[str, str | int |
         "rollout_page_tokens": engine.runner.page_tokens,
         "rollout_exact": engine.is_exact,
         "rollout_captured": engine.runner.is_captured,
+        "rollout_speculation": isinstance(engine, SpeculativeEngine),
     }

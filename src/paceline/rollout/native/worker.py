@@ -15,6 +15,7 @@ from paceline.rollout.foreign.loop import TokenRow, serve
 from paceline.rollout.native.choice import open_native_engine
 from paceline.rollout.native.engine import EngineLimits, NativeEngine
 from paceline.rollout.native.paged import PagedEngine
+from paceline.rollout.native.paged.drafts import DraftSettings
 from paceline.rollout.protocol import RolloutRequest, SampleEvent, SamplingParams
 from paceline.sync.fingerprint import fingerprint
 from paceline.telemetry.ledger import Ledger
@@ -42,6 +43,10 @@ class NativeWorker:
                 "num_generated_tokens",
                 "num_decode_steps",
                 "num_slot_steps",
+                "num_preemptions",
+                "num_preempted_tokens",
+                "num_drafted_tokens",
+                "num_accepted_drafts",
             ),
             0,
         )
@@ -130,7 +135,7 @@ def _prefix(sample: Message, index: int) -> Sample | None:
 
 def main(fd: int, setup: Message) -> None:
     """Serves until the run closes its side of socket `fd`. `setup`: `model` (section), `device`, `cache`, `exact`,
-    `fused`, `limits`, `num_threads`, `seed`."""
+    `drafts` (`DraftSettings` or None), `fused`, `limits`, `num_threads`, `seed`."""
     if setup["num_threads"]:
         torch.set_num_threads(setup["num_threads"])
     model = load_model(ModelSection(**setup["model"]), torch.device(setup["device"]), setup["seed"])
@@ -140,6 +145,7 @@ def main(fd: int, setup: Message) -> None:
         fuse_for_device(model.module, model.device)
     limits = EngineLimits(**setup["limits"])
     no_text: Any = _NoText()
-    engine = open_native_engine(model, no_text, setup["cache"], limits, Ledger())
+    drafts = None if setup["drafts"] is None else DraftSettings(**setup["drafts"])
+    engine = open_native_engine(model, no_text, setup["cache"], limits, Ledger(), drafts=drafts)
     with socket.socket(fileno=fd) as connection:
         serve(connection, NativeWorker(engine, model), {"engine": "native"})

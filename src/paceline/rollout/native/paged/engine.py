@@ -315,7 +315,7 @@ class PagedEngine:
         sets = {id(a.params.stop_token_ids): a.params.stop_token_ids for a in self._actives.values()}
         return np.fromiter(set().union(*sets.values()), dtype=np.int64)
 
-    def _deliver(self, ended: Ended) -> None:
+    def _deliver(self, ended: Ended) -> Sample:
         active, progress = ended.active, ended.progress
         versions = set(progress.versions) or {self._version}
         sample = Sample(
@@ -334,6 +334,7 @@ class PagedEngine:
         if not active.unfinished:
             del self._actives[active.request_id]
         self._inbox.finish(active.request_id, sample)
+        return sample
 
     # memory -----------------------------------------------------------------------------------------------------
 

@@ -133,6 +133,11 @@ class EagerRunner:
         hidden_RE = self._hidden(self._last_tokens[slots_R], batch.positions_R, self._plan(places_R, rows))
         return self._draw(hidden_RE, batch.draw)
 
+    def set_last_tokens(self, slots_R: IntArray, tokens_R: IntArray) -> None:
+        """The tokens that the samples in these slots go on from."""
+        device = self._model.device
+        self._last_tokens[torch.from_numpy(slots_R).to(device)] = torch.from_numpy(tokens_R).to(device)
+
     def _hidden(self, input_ids_T: Tensor, positions_T: IntArray, plan: PagedPlan) -> Tensor:
         positions = to_device(torch.from_numpy(positions_T), self._model.device)
         return self._model.hidden(input_ids_T[None], positions[None], plan)
