@@ -132,7 +132,7 @@ def test_exact_log_probs_do_not_depend_on_drafts():
 def test_a_cache_that_is_too_small_for_drafts_decodes_without_them(num_pages):
     params = SamplingParams(1.0, frozenset(), ignore_stop=True)
     expected = slot_engine().generate(requests(num_samples=6, limit=12), params)
-    bound = num_pages * 4 * slot_engine()._layout.bytes_per_token
+    bound = num_pages * 4 * slot_engine().layout.bytes_per_token
     native = speculative(max_cache_bytes=bound)
     for _ in range(2):
         assert tokens(native.generate(requests(num_samples=6, limit=12), params)) == tokens(expected)
