@@ -3,7 +3,7 @@
 import pytest
 
 from paceline.config import ConfigError
-from paceline.diagnosis.features import FEATURES
+from paceline.diagnosis.features import FEATURES, TOLERANCES
 from paceline.lab.arms import combine, parse_features
 
 
@@ -88,5 +88,13 @@ def test_every_stated_tolerance_covers_loss_and_gradient() -> None:
     """A loss can be right while its gradient is not: with one update per rollout it does not depend on the weights."""
     stated = {id: feature.tolerance for id, feature in FEATURES.items() if feature.tolerance}
     assert {"packing", "share_prefixes", "skip_zero_advantage", "no_recompute"} <= stated.keys()
-    assert all(tolerance.keys() == {"loss", "grad_norm"} for tolerance in stated.values())
+    assert all(tolerance.keys() == set(TOLERANCES) for tolerance in stated.values())
     assert not {"lora", "gradient_sync", "local_steps"} & stated.keys()  # these change the optimisation
+
+
+def test_models_in_sixteen_bits_have_tolerances_of_their_own() -> None:
+    (packing,) = parse_features(["packing:batch.layout=padded"])
+    whole, half = packing.tolerance.at("float32"), packing.tolerance.at("bfloat16")
+    assert whole.loss == FEATURES["packing"].tolerance["loss"]
+    assert half.loss == FEATURES["packing"].tolerance["loss_16bit"]
+    assert whole.loss is not None and half.loss is not None and half.loss > 10 * whole.loss

@@ -16,6 +16,8 @@ from paceline.types import CAUSES, STAGES, Cause
 Shares = tuple[float, float, float]
 """Least, expected and greatest share of a cost's seconds that a feature removes."""
 
+TOLERANCES = ("loss", "grad_norm", "loss_16bit", "grad_norm_16bit")
+
 _TEXTS = ("title", "effect", "risk", "prerequisite")
 
 
@@ -75,7 +77,7 @@ def _feature(id: str, record: Any) -> Feature:
 
 def _tolerance(id: str, content: Any) -> dict[str, float]:
     if not isinstance(content, Mapping) or not all(
-        name in ("loss", "grad_norm") and isinstance(value, int | float) and value >= 0
+        name in TOLERANCES and isinstance(value, int | float) and value >= 0
         for name, value in content.items()
     ):
         raise ConfigError(

@@ -2,9 +2,8 @@
 
 from collections.abc import Callable
 from itertools import chain
-from pathlib import Path
 
-from paceline.diagnosis import Diagnosis, diagnose
+from paceline.diagnosis import diagnose
 from paceline.lab.arms import RECORDING
 from paceline.lab.comparison import Comparison, Runs, compare_arms
 from paceline.lab.measurements import arm_figures, environment_of, measure
@@ -46,6 +45,7 @@ def evaluate(plan: Plan) -> Ablation:
     kept = tuple(step for step in steps if step not in dropped)
     baseline = runs[BASELINE]
     first = baseline[min(baseline)].folder if baseline else None
+    environment = {} if first is None else environment_of(first)
     comparison = Comparison(
         kept=kept,
         all_steps=tuple(steps),
@@ -53,7 +53,8 @@ def evaluate(plan: Plan) -> Ablation:
         margin=settings.margin,
         mode=plan.mode,
         is_supervised=plan.command == "sft",
-        diagnosis=None if first is None else _diagnosis(first),
+        diagnosis=None if first is None else diagnose(first),
+        dtype=environment.get("dtype") or "float32",
     )
     arms = [(arm, runs[arm.name]) for arm in plan.arms[1:]]
     is_over = all(entry.status != "pending" for entry in found) or not _anything_left(found)
@@ -73,7 +74,7 @@ def evaluate(plan: Plan) -> Ablation:
         baseline=arm_figures(BASELINE, list(baseline.values()), kept),
         rows=tuple(compare_arms(comparison, baseline, arms, _failures(found))) if kept else (),
         runs=found,
-        environment={} if first is None else environment_of(first),
+        environment=environment,
     )
 
 
@@ -84,10 +85,6 @@ def _runs(plan: Plan, done: list[RunEntry], arm: str) -> Runs:
         for run in plan.runs()
         if run.arm == arm and run.round in wanted
     }
-
-
-def _diagnosis(folder: Path) -> Diagnosis:
-    return diagnose(folder)
 
 
 def _anything_left(found: tuple[RunEntry, ...]) -> bool:

@@ -18,11 +18,19 @@ ALL = "all"
 
 @dataclass(frozen=True, slots=True)
 class Tolerance:
-    """How far an arm may be from the baseline: `loss` in nats, `grad_norm` relative to the baseline's. None: no bound
-    is stated, because the feature changes the optimisation or nobody has said."""
+    """How far an arm may be from the baseline: `loss` in nats, `grad_norm` relative to the baseline's, and the same for
+    models in 16 bits. None: no bound is stated, because the feature changes the optimisation or nobody has said."""
 
     loss: float | None = None
     grad_norm: float | None = None
+    loss_16bit: float | None = None
+    grad_norm_16bit: float | None = None
+
+    def at(self, dtype: str) -> "Tolerance":
+        """The bounds that hold for a model of this precision, as `loss` and `grad_norm`."""
+        if dtype not in ("bfloat16", "float16"):
+            return Tolerance(self.loss, self.grad_norm)
+        return Tolerance(self.loss_16bit, self.grad_norm_16bit)
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +107,10 @@ def _combination(name: str, arms: Sequence[Arm]) -> Arm:
             keys[key] = value
     tolerances = [arm.tolerance for arm in arms]
     tolerance = Tolerance(
-        _sum_of_known([t.loss for t in tolerances]), _sum_of_known([t.grad_norm for t in tolerances])
+        _sum_of_known([t.loss for t in tolerances]),
+        _sum_of_known([t.grad_norm for t in tolerances]),
+        _sum_of_known([t.loss_16bit for t in tolerances]),
+        _sum_of_known([t.grad_norm_16bit for t in tolerances]),
     )
     return Arm(name, tuple(feature for arm in arms for feature in arm.features), keys, tolerance)
 

@@ -35,6 +35,8 @@ class Comparison:
     mode: RolloutMode
     is_supervised: bool
     diagnosis: Diagnosis | None
+    dtype: str = "float32"
+    """Working precision of the model, which tolerances depend on."""
 
 
 def compare_arms(
@@ -119,7 +121,7 @@ def _row(
         stages=_stage_changes(comparison, pairs),
         figures=_figure_changes(comparison, pairs),
         predicted=predict(comparison.diagnosis, arm.features),
-        correctness=judge(comparison, arm.tolerance, pairs, repeat),
+        correctness=judge(comparison, arm.tolerance.at(comparison.dtype), pairs, repeat),
         arm=arm_figures(arm.name, features, kept),
         message=failure[1],
     )
