@@ -6,17 +6,17 @@ from pathlib import Path
 
 import pytest
 
-from paceline.diagnosis.results import Diagnosis, Switch
 from paceline.lab.arms import Arm, Tolerance
-from paceline.lab.comparison import Comparison, compare_arms, predict
+from paceline.lab.comparison import Comparison, compare_arms
 from paceline.lab.measurements import Measurement, same_sample_steps
+from paceline.lab.predictions import predict
 
 STEPS = (1, 2, 3, 4)
 TIGHT = Tolerance(loss=1e-5, grad_norm=1e-3)
 
 
-def comparison(mode="replay", diagnosis=None) -> Comparison:
-    return Comparison((3, 4), STEPS, 0.05, 0.02, mode, False, diagnosis)
+def comparison(mode="replay") -> Comparison:
+    return Comparison((3, 4), STEPS, 0.05, 0.02, mode, False, saved={"predicted": (1.0, 0.5, 1.5)})
 
 
 def run(step_s: float, update_s: float = 1.0, folder: Path = Path(), **metrics) -> Measurement:
@@ -53,6 +53,7 @@ def test_a_feature_is_compared_with_the_baseline_of_its_own_round() -> None:
     assert row.step_time is not None and row.step_time.ratio == pytest.approx(0.7535, abs=0.002)
     assert row.saved_s is not None and row.saved_s.mean == pytest.approx(1.01, abs=0.05)
     assert row.saved_s.level == row.step_time.level
+    assert row.saved_s.low is not None and row.saved_s.low > 0.0  # as the ratio's interval lies below 1
     update = row.stages["update_actor"]
     assert update.difference_s.mean == pytest.approx(2.0 - 3.0)
     assert row.figures["tokens_per_s_per_device"].ratio is not None
@@ -137,23 +138,18 @@ def test_losses_of_different_samples_are_not_compared(tmp_path: Path) -> None:
     assert second.correctness.reason == "inputs_differ" and second.correctness.same_samples is False
 
 
-def switch(feature: str, saved: float, low: float, high: float) -> Switch:
-    return Switch(feature, "padding", "compute", saved, low, high, "", "")
-
-
-def diagnosis_of(*switches: Switch) -> Diagnosis:
-    return Diagnosis("r", 4, 10.0, (), None, (), (), switches, 0.0, ())
-
-
-def test_predictions_are_the_diagnosis_of_the_baseline() -> None:
-    found = diagnosis_of(switch("a", 2.0, 1.0, 3.0), switch("a", 1.0, 0.5, 4.0), switch("b", 5.0, 4.0, 6.0))
-    one = predict(found, ("a",))
+def test_predictions_of_several_features_multiply_what_they_leave() -> None:
+    saved = {"packing": (2.0, 1.0, 3.0), "no_recompute": (5.0, 4.0, 6.0)}
+    one = predict(saved, ("packing",), [9.0, 11.0])
     assert one is not None and (one.saved_s, one.low_s, one.high_s) == pytest.approx((2.0, 1.0, 3.0))
     assert one.ratio == pytest.approx(0.8)
-    both = predict(found, ("a", "b"))
+    both = predict(saved, ("packing", "no_recompute"), [10.0])
     assert both is not None and both.ratio == pytest.approx(0.8 * 0.5)
     assert both.saved_s == pytest.approx(6.0)
-    assert predict(found, ("a", "unknown")) is None and predict(None, ("a",)) is None
+    assert predict(saved, ("packing", "async_checkpoint"), [10.0]) == one  # no cost that the second reduces
+    assert predict(saved, ("async_checkpoint",), [10.0]) is None
+    assert predict(saved, ("packing", "one of my own"), [10.0]) is None
+    assert predict(saved, ("packing",), []) is None
 
 
 def test_steps_under_the_profiler_are_known_from_the_metrics() -> None:

@@ -3,11 +3,11 @@
 from collections.abc import Callable
 from itertools import chain
 
-from paceline.diagnosis import diagnose
 from paceline.lab.arms import RECORDING
 from paceline.lab.comparison import Comparison, Runs, compare_arms
 from paceline.lab.measurements import arm_figures, environment_of, measure
 from paceline.lab.plan import Plan
+from paceline.lab.predictions import saved_by_feature
 from paceline.lab.results import BASELINE, Ablation, RunEntry, Status, write_ablation
 from paceline.lab.runs import entries, run_all, run_dir
 from paceline.lab.text import markdown
@@ -53,7 +53,10 @@ def evaluate(plan: Plan) -> Ablation:
         margin=settings.margin,
         mode=plan.mode,
         is_supervised=plan.command == "sft",
-        diagnosis=None if first is None else diagnose(first),
+        saved=saved_by_feature(
+            [run.folder for run in baseline.values()],
+            dict.fromkeys(feature for arm in plan.arms for feature in arm.features),
+        ),
         dtype=environment.get("dtype") or "float32",
     )
     arms = [(arm, runs[arm.name]) for arm in plan.arms[1:]]

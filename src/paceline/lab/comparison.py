@@ -4,16 +4,17 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from statistics import fmean
 
-from paceline.diagnosis.results import Diagnosis
 from paceline.lab.arms import Arm, Tolerance
 from paceline.lab.measurements import FIGURES, Measurement, arm_figures, same_sample_steps
+from paceline.lab.predictions import Saved, predict
 from paceline.lab.results import (
     AblationRow,
     Correctness,
     CorrectnessReason,
+    DifferenceInterval,
     FigureChange,
-    Prediction,
     RatioInterval,
     RolloutMode,
     StageChange,
@@ -34,7 +35,8 @@ class Comparison:
     margin: float
     mode: RolloutMode
     is_supervised: bool
-    diagnosis: Diagnosis | None
+    saved: Mapping[str, Saved]
+    """What the diagnosis says each feature saves, by feature."""
     dtype: str = "float32"
     """Working precision of the model, which tolerances depend on."""
 
@@ -58,32 +60,6 @@ def compare_arms(
     ]
 
 
-def predict(diagnosis: Diagnosis | None, features: Sequence[str]) -> Prediction | None:
-    """What the diagnosis says the features save together; None where it names one of them not at all.
-
-    A feature that several findings name counts with the one that saves most.
-    """
-    if diagnosis is None or not features:
-        return None
-    ratio, low, high = 1.0, 1.0, 1.0
-    for feature in features:
-        named = [switch for switch in diagnosis.switches if switch.feature == feature]
-        if not named:
-            return None
-        best = max(named, key=lambda switch: switch.saved_s)
-        ratio *= _remaining(best.saved_s, diagnosis.step_s)
-        low *= _remaining(best.high, diagnosis.step_s)
-        high *= _remaining(best.low, diagnosis.step_s)
-    seconds = diagnosis.step_s
-    return Prediction(
-        (1.0 - ratio) * seconds, (1.0 - high) * seconds, (1.0 - low) * seconds, ratio, low, high
-    )
-
-
-def _remaining(saved_s: float, step_s: float) -> float:
-    return max(0.0, 1.0 - saved_s / step_s)
-
-
 Pairs = list[tuple[Measurement, Measurement]]
 
 
@@ -105,10 +81,6 @@ def _row(
 ) -> AblationRow:
     kept = comparison.kept
     features = [feature for _, feature in pairs]
-    saved = None
-    if ratio is not None:
-        base_s, feature_s = _step_columns(pairs, kept)
-        saved = paired_difference(feature_s, base_s, ratio.level)
     return AblationRow(
         name=arm.name,
         features=arm.features,
@@ -117,14 +89,22 @@ def _row(
         num_failed=failure[0],
         step_time=ratio,
         verdict=verdict_of(ratio, len(pairs), comparison.alpha, comparison.margin),
-        saved_s=saved,
+        saved_s=None if ratio is None else _saved(ratio, _step_columns(pairs, kept)[0]),
         stages=_stage_changes(comparison, pairs),
         figures=_figure_changes(comparison, pairs),
-        predicted=predict(comparison.diagnosis, arm.features),
+        predicted=predict(comparison.saved, arm.features, [base.step_s(kept) for base, _ in pairs]),
         correctness=judge(comparison, arm.tolerance.at(comparison.dtype), pairs, repeat),
         arm=arm_figures(arm.name, features, kept),
         message=failure[1],
     )
+
+
+def _saved(ratio: RatioInterval, baseline_s: Sequence[float]) -> DifferenceInterval:
+    """Seconds per step that a ratio means on the baseline's mean step; so it says what the ratio's interval says."""
+    step_s = fmean(baseline_s)
+    low = None if ratio.high is None else step_s * (1.0 - ratio.high)
+    high = None if ratio.low is None else step_s * (1.0 - ratio.low)
+    return DifferenceInterval(step_s * (1.0 - ratio.ratio), low, high, ratio.level)
 
 
 def _stage_changes(comparison: Comparison, pairs: Pairs) -> dict[str, StageChange]:
