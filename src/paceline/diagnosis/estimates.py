@@ -120,7 +120,7 @@ def fit_passes(slots: Sequence[float], seconds: Sequence[float]) -> PassTimes | 
     mean_x = np.array([x[group].mean() for group in groups])
     median_y = np.array([np.median(y[group]) for group in groups])
     spread = float(np.sum((mean_x - mean_x.mean()) ** 2))
-    if len(x) < _MIN_PASSES or np.ptp(mean_x) < _MIN_SPREAD * mean_x.mean():
+    if len(x) < _MIN_PASSES or np.ptp(mean_x) <= _MIN_SPREAD * mean_x.mean():
         return PassTimes(0.0, float(y.sum() / max(x.sum(), 1.0)), 0.0, False)
     slope = float(np.sum((mean_x - mean_x.mean()) * (median_y - median_y.mean()))) / spread
     fixed = float(median_y.mean() - slope * mean_x.mean())
