@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from paceline.config import Config, load_config, load_sft_config
 
@@ -14,11 +14,11 @@ class Run:
 
     dir: Path
 
-    def report(self) -> Path:
-        """Writes the report, one HTML file, and returns its path."""
+    def report(self, lang: Literal["en", "zh"] = "en") -> Path:
+        """Writes the report, one HTML file, in English or Chinese, and returns its path."""
         from paceline.report import write_report
 
-        return write_report(self.dir)
+        return write_report(self.dir, lang)
 
     def figures(self) -> dict[str, Any]:
         """The report's figures: what `paceline report --json` prints."""
