@@ -37,6 +37,7 @@ TABLE: dict[str, set[str]] = {
     "report": {"config", "telemetry", "diagnosis", "planner", "lab"},
     "adapters": {"config", "telemetry"},
 }
+TABLE["agents"] = {"config", "telemetry", "data", "rewards", "model", "rollout", "serve"}
 TABLE["schedules"] = set(TABLE) - {"report", "diagnosis", "explanation", "lab", "adapters"}
 
 # the package's own modules, commands and what shows it off stand above the table

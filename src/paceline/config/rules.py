@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 
+from paceline.config.agent_rules import AGENT_RULES
 from paceline.config.critic import has_critic, mini_batches_per_rollout, num_actor_steps
 from paceline.config.critic_rules import CRITIC_RULES
 from paceline.config.decisions import decide_old_logprob, has_one_update_per_rollout
@@ -330,7 +331,7 @@ def check_rules(config: Config) -> None:
     """Raises one `ConfigError` with every rule that `config` breaks."""
     rules = [
         rule
-        for rule in (*RULES, *CRITIC_RULES, *REWARD_RULES, *GRADIENT_SYNC_RULES, *ENGINE_RULES)
+        for rule in (*RULES, *CRITIC_RULES, *REWARD_RULES, *AGENT_RULES, *GRADIENT_SYNC_RULES, *ENGINE_RULES)
         if not (is_sft(config) and rule in SAMPLING_RULES)
     ]
     problems = [problem for rule in rules if (problem := rule(config)) is not None]

@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, PlainSerializer
 
+from paceline.config.agent import AgentSection
 from paceline.config.engine_schema import ReplicasSection, SglangSection, VllmSection
 from paceline.config.reward_schema import RewardSection
 from paceline.config.section import NonNegative, NonNegativeFloat, Positive, Section
@@ -506,6 +507,7 @@ class Config(Section):
     algorithm: AlgorithmSection = AlgorithmSection()
     batch: BatchSection = BatchSection()
     rollout: RolloutSection = RolloutSection()
+    agent: AgentSection = AgentSection()
     train: TrainSection = TrainSection()
     critic: CriticSection = CriticSection()
     sft: SftSection = SftSection()

@@ -47,6 +47,7 @@ class PromptRenderer:
             rule = "the tokenizer has no chat template: name one in model.chat_template, or tokenise prompts as text"
             raise ConfigError("task.use_chat_template", True, rule, "false")
         self._examples = tuple(examples)
+        self._shown = config.agent.examples
 
     def render(self, example: Example) -> Prompt:
         """The prompt of one question. The tokens are those of `text`, special tokens of the template included."""
@@ -68,6 +69,7 @@ class PromptRenderer:
         messages: list[Message] = []
         if self._task.system_prompt is not None:
             messages.append({"role": "system", "content": self._task.system_prompt})
+        messages += [dict(message) for message in self._shown]
         for shown in self._examples:
             messages += self._turns(shown)
             messages.append({"role": "assistant", "content": _answer_of(shown)})

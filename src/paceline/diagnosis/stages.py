@@ -10,6 +10,7 @@ from paceline.types import CAUSES, Cause
 NATURE: Mapping[str, Cause] = {
     "data": "data",
     "rollout": "memory",  # decoding reads every weight for one token per sample
+    "tools": "queue",
     "reward": "queue",
     "old_logprob": "compute",
     "ref_logprob": "compute",

@@ -7,6 +7,7 @@ STAGE_COLOURS = {
     "update_actor": "green",
     "update_critic": "bright_green",
     "values": "bright_yellow",
+    "tools": "bright_magenta",
     "reward": "magenta",
     "old_logprob": "yellow",
     "ref_logprob": "yellow",

@@ -22,6 +22,7 @@ class Colour:
 STAGE_COLOURS: dict[str, Colour] = {
     "rollout": Colour("#3d6fd1", "#6f9cf2"),
     "update_actor": Colour("#12917f", "#3cbfa9"),
+    "tools": Colour("#c25b3c", "#e08a6d"),
     "reward": Colour("#df8f2f", "#edae5f"),
     "old_logprob": Colour("#7e5bbf", "#a58ae0"),
     "ref_logprob": Colour("#ae8ddb", "#c8b2ea"),

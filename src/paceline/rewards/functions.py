@@ -60,7 +60,7 @@ def resolve(spec: RewardSpec) -> RewardFunction:
     if module_name == "__main__":
         rule = "worker processes cannot import `__main__`; put the function into a module of its own"
         raise ConfigError(KEY, spec.name, rule)
-    _make_working_folder_importable()
+    make_working_folder_importable()
     function = _import_object(spec.name, spec.name)
     if not callable(function):
         raise ConfigError(KEY, spec.name, f"is a {type(function).__name__}, not a function")
@@ -115,7 +115,8 @@ def _import_object(name: str, path: str) -> Any:
     return vars(module)[attribute]
 
 
-def _make_working_folder_importable() -> None:
+def make_working_folder_importable() -> None:
+    """Lets users' modules be imported from the folder a command is called in."""
     # An installed command's import path starts with its own folder, not with the one it is called from.
     folder = os.getcwd()
     if folder not in sys.path and "" not in sys.path:

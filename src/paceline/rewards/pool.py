@@ -30,12 +30,19 @@ class RewardPool:
     worker killed and replaced, and is a "timeout". A reward that raises, returns no finite number, or takes its
     worker down is an "error" that says so. Neither carries a score.
 
+    With `gives_text` jobs give texts, not scores: see `worker.WorkerSetup`.
+
     What rewards print goes to `log_path`, or to stderr. May be used from any thread. Call `resolve(spec)` first to
     refuse a wrong name before workers start.
     """
 
     def __init__(
-        self, spec: RewardSpec, num_workers: int, timeout_s: float, log_path: Path | None = None
+        self,
+        spec: RewardSpec,
+        num_workers: int,
+        timeout_s: float,
+        log_path: Path | None = None,
+        gives_text: bool = False,
     ) -> None:
         if num_workers < 1 or not timeout_s > 0:
             raise ValueError(
@@ -51,7 +58,7 @@ class RewardPool:
         self._failure: Exception | None = None
         stderr_fd = 2
         self._dispatcher = Dispatcher(
-            WorkerSetup(spec, timeout_s),
+            WorkerSetup(spec, timeout_s, gives_text),
             num_workers,
             self._log.fileno() if self._log is not None else stderr_fd,
             self._queue,

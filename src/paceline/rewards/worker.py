@@ -8,6 +8,7 @@ process is gone, however it went, the read ends and the worker ends with everyth
 the interpreter's lock for ever would keep that thread from running, so a limit on CPU time backs it up.
 """
 
+import importlib
 import math
 import numbers
 import os
@@ -18,21 +19,27 @@ import socket
 import threading
 import time
 import traceback
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import Any, TypeAlias
 
 from paceline.config.errors import ConfigError
 from paceline.rewards.channel import MessageReader, encode
 from paceline.rewards.functions import RewardFunction, resolve
 from paceline.types import RewardJob, RewardSpec, Verdict
 
+TextFunction: TypeAlias = Callable[[RewardJob], str]
+
 
 @dataclass(frozen=True, slots=True)
 class WorkerSetup:
-    """The first message to a worker."""
+    """The first message to a worker. With `gives_text` the spec's name is `module:factory`, and what the factory makes
+    of the spec's parameters turns a job into a text: the verdict's message, with a score of 0."""
 
     spec: RewardSpec
     timeout_s: float
+    gives_text: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +61,8 @@ def main(socket_fd: int) -> None:
     threading.Thread(target=_read, args=(connection, batches), daemon=True).start()
     setup: WorkerSetup = batches.get()
     try:
-        function = resolve(setup.spec)
+        run = partial(run_text_job, _text_function(setup.spec)) if setup.gives_text else None
+        run = run or partial(run_job, resolve(setup.spec))
     except ConfigError as error:
         connection.sendall(encode(Refused(str(error))))
         return
@@ -64,7 +72,7 @@ def main(socket_fd: int) -> None:
     while True:
         for pickled in batches.get():
             signal.setitimer(signal.ITIMER_VIRTUAL, cpu_limit_s)
-            connection.sendall(encode(run_job(function, pickled)))
+            connection.sendall(encode(run(pickled)))
 
 
 def run_job(function: RewardFunction, pickled: bytes) -> Verdict:
@@ -80,6 +88,22 @@ def run_job(function: RewardFunction, pickled: bytes) -> Verdict:
         return Verdict("error", None, time.perf_counter() - started, _describe(error))
     seconds = time.perf_counter() - started
     return Verdict("error", None, seconds, message) if message else Verdict("score", float(score), seconds)
+
+
+def run_text_job(function: TextFunction, pickled: bytes) -> Verdict:
+    """Runs one pickled `RewardJob` for its text. Whatever the function does short of dying becomes a verdict."""
+    started = time.perf_counter()
+    try:
+        text = function(pickle.loads(pickled))
+    except BaseException as error:  # as in run_job
+        return Verdict("error", None, time.perf_counter() - started, _describe(error))
+    return Verdict("score", 0.0, time.perf_counter() - started, text)
+
+
+def _text_function(spec: RewardSpec) -> TextFunction:
+    module, _, factory = spec.name.partition(":")
+    made: TextFunction = vars(importlib.import_module(module))[factory](**spec.params)
+    return made
 
 
 def _objection(score: Any) -> str:

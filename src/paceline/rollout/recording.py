@@ -184,7 +184,8 @@ def _sample_record(sample: Sample) -> dict[str, Any]:
 
 def _sample_of(record: Mapping[str, Any]) -> Sample:
     logprobs = tuple(decode_number(value) for value in record["logprobs"])
-    tuples = {name: tuple(record[name]) for name in ("token_ids", "loss_mask", "token_versions")}
+    names = ("token_ids", "loss_mask", "token_versions", "prompt_token_ids")  # the last one since episodes
+    tuples = {name: tuple(record[name]) for name in names if name in record}
     return Sample(**{**record, **tuples, "logprobs": logprobs})
 
 

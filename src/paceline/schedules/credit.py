@@ -115,7 +115,7 @@ def _train_sample(run: Run, group: Group, sample: Sample) -> TrainSample:
         mask = np.zeros_like(mask)
     return TrainSample(
         prompt_id=sample.prompt_id,
-        prompt_ids=group.prompt.token_ids,
+        prompt_ids=sample.prompt_token_ids or group.prompt.token_ids,
         response_ids=sample.token_ids,
         loss_mask=mask,
         advantages=np.zeros(len(mask), dtype=np.float32),

@@ -14,6 +14,7 @@ from paceline.engine.meeting import meet
 from paceline.engine.sharding import unsharded
 from paceline.rewards.combination import SourcedRewards
 from paceline.rollout import RolloutRequest, SamplingParams
+from paceline.schedules.agent_setup import completion_of
 from paceline.schedules.recorded_rollouts import replay_groups
 from paceline.schedules.setup import Run
 from paceline.schedules.sharing import Part, into_groups, own_parts
@@ -134,14 +135,15 @@ def _generate_groups(
 
     def submit(part_index: int, sample: Sample) -> None:
         prompt = parts[part_index].request.prompt
-        job = RewardJob(prompt.text, sample.text, prompt.answer, prompt.metadata, prompt.messages)
+        completion = completion_of(run.config, run.tokenizer, sample)
+        job = RewardJob(prompt.text, completion, prompt.answer, prompt.metadata, prompt.messages)
         pending[part_index, sample.sample_index] = rewards.submit(job)
 
     params = SamplingParams(temperature, run.stop_token_ids, run.config.rollout.ignore_eos)
     # an engine in processes of its own works where this rank's profiler does not see it
     waits_for: Cause | None = None if shares_weights(run.config) else "queue"
     with whole_weights(run), run.ledger.span("rollout", cause=waits_for) as span:
-        generated = run.engine.generate([part.request for part in parts], params, submit)
+        generated = (run.agent or run.engine).generate([part.request for part in parts], params, submit)
         stats = run.engine.stats
         num_bytes = least_traffic(run, parts, generated)
         span.add(tokens=stats.num_generated_tokens, flops=stats.flops, num_bytes=num_bytes)

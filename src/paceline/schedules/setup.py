@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from transformers import PreTrainedTokenizerBase
 
+from paceline.agents.protocol import EpisodePlayer
 from paceline.checkpoint import CheckpointStore
 from paceline.config import Config, ConfigError
 from paceline.config.arithmetic import batch_arithmetic, check_context, check_lengths
@@ -31,6 +32,7 @@ from paceline.rewards.combination import SourcedRewards
 from paceline.rewards.pool import RewardPool
 from paceline.rollout import RolloutEngine, RolloutStats
 from paceline.rollout.recording import ReplayEngine, RolloutRecorder
+from paceline.schedules.agent_setup import check_agent, open_agent
 from paceline.schedules.critic_setup import open_critic
 from paceline.schedules.display import Display
 from paceline.schedules.engine_setup import (
@@ -91,6 +93,8 @@ class Run:
     state: RunState = field(default_factory=RunState)
     recorder: RolloutRecorder | None = None
     """Writes rollouts down; None where nobody asked or another rank does."""
+    agent: EpisodePlayer | None = None
+    """Plays episodes on the engine; None where samples are single answers."""
     replay: ReplayEngine | None = None
     """Gives training its samples in the engine's place."""
 
@@ -157,6 +161,11 @@ def open_run(config: Config, display: Display, place: Place | None = None) -> It
             display.phase("opening the rollout engine")
             say_engine_advice(config, trainer, display)
             engine, sync = open_engine(EngineSite(config, trainer, tokenizer, ledger, folder.path), stack)
+        stop_token_ids = _stop_tokens(config, tokenizer)
+        context, log_path = trainer.model.max_context, folder.path / f"agent.rank{mesh.rank}.log"
+        agent = open_agent(config, engine, tokenizer, stop_token_ids, context, ledger, log_path)
+        if agent is not None:
+            stack.callback(agent.close)
         run = Run(
             config=config,
             mesh=mesh,
@@ -178,7 +187,8 @@ def open_run(config: Config, display: Display, place: Place | None = None) -> It
             store=open_store(config, folder, place, ledger),
             instruments=open_instruments(stack, config, folder.path, ledger, place, display),
             old_logprob=decide_old_logprob(config),
-            stop_token_ids=_stop_tokens(config, tokenizer),
+            stop_token_ids=stop_token_ids,
+            agent=agent,
             recorder=open_recorder(config, folder.is_writer),
             replay=replay,
         )
@@ -199,6 +209,7 @@ def _read_task(
     tokenizer = load_tokenizer(config.model)
     task = build_task(config, tokenizer, context)
     check_rewards(config, task.reward)
+    check_agent(config, tokenizer)
     longest = check_lengths(config, task.longest_prompt, context)
     config = settle_budget(config, place, task.longest_prompt, longest)
     return settle_prefix_sharing(config, task, display), tokenizer, task, longest

@@ -9,6 +9,7 @@ from paceline.algorithms.gae import explained_variance, masked_mean
 from paceline.rewards.combination import SourcedRewards
 from paceline.rewards.pool import reward_alarm
 from paceline.rollout.protocol import RolloutStats
+from paceline.schedules.agent_setup import record_agent
 from paceline.schedules.credit import CreditedBatch
 from paceline.schedules.evaluation import Evaluation
 from paceline.schedules.rollouts import Rollout
@@ -20,6 +21,8 @@ from paceline.types import Verdict
 def record_rollout(run: Run, rollout: Rollout, batch: CreditedBatch, metrics: MetricAccumulator) -> None:
     """Everything known once a step's samples are scored and credited; of what all ranks know, the first records."""
     _record_engine(run.rollout_stats, metrics)
+    if run.agent is not None:
+        record_agent(run.agent.counts, metrics)
     if isinstance(run.pool, SourcedRewards):
         for metric, count in run.pool.take_counts().items():
             metrics.add(metric, count)
@@ -43,7 +46,7 @@ def record_rollout(run: Run, rollout: Rollout, batch: CreditedBatch, metrics: Me
     metrics.add("samples/aborted", sum(sample.finish_reason == "abort" for sample in samples))
     metrics.add("truncated_fraction", truncated / max(1, len(samples)), len(samples))
     metrics.add("tokens/response", sum(lengths))
-    metrics.add("tokens/prompt", sum(len(g.prompt.token_ids) * len(g.samples) for g in rollout.groups))
+    metrics.add("tokens/prompt", sum(len(sample.prompt_ids) for sample in batch.samples))
     metrics.add("tokens/loss", sum(sample.num_loss_tokens for sample in batch.samples))
     _record_verdicts(rollout, batch, metrics)
     _record_sources(run, rollout, metrics)

@@ -20,7 +20,7 @@ from paceline.data.turns import TurnError, TurnRenderer
 from paceline.rollout import SamplingParams
 from paceline.serve import responses
 from paceline.serve.engine_loop import EngineLoop
-from paceline.serve.errors import ApiError, too_long
+from paceline.serve.errors import ApiError, too_long, unsupported
 from paceline.serve.generation import Choice, Generation, Update, Work
 from paceline.serve.guard import Guard, ServeLimits
 from paceline.serve.metrics_text import ServeCounters, metrics_text
@@ -166,7 +166,7 @@ class ServeApp:
             prompt = session.prompt_ids(messages) if session else self._renderer.opening(messages)
         except TurnError as error:
             raise ApiError(400, f"{error}.", "messages", "invalid_value") from error
-        asked = Asked(chat, (prompt,), self._new_tokens(chat, [prompt]), session, messages)
+        asked = Asked(chat, (prompt,), self._new_tokens(chat, [prompt], session), session, messages)
         return await self._answer(request, asked)
 
     async def _completions(self, request: Request) -> Response:
@@ -178,7 +178,7 @@ class ServeApp:
             raise ApiError(
                 400, "There must be a prompt, and one per turn of a session.", "prompt", "invalid_value"
             )
-        asked = Asked(completion, prompts, self._new_tokens(completion, prompts), session, ())
+        asked = Asked(completion, prompts, self._new_tokens(completion, prompts, session), session, ())
         return await self._answer(request, asked)
 
     def _session_of(self, request: Request, asked: GenerationRequest) -> Session | None:
@@ -187,7 +187,12 @@ class ServeApp:
             return None
         if asked.num_choices > 1:
             raise ApiError(400, "A session's turn has one choice.", "n", "invalid_value")
-        return self.sessions.open(named)
+        session = self.sessions.open(named)
+        if session.temperature is not None and asked.temperature not in (None, session.temperature):
+            raise unsupported(
+                "temperature", asked.temperature, f"{session.temperature:g}, which is trained with"
+            )
+        return session
 
     def _check_model(self, name: str) -> None:
         if name != self._model.name:
@@ -203,7 +208,10 @@ class ServeApp:
         return ids
 
     def _new_tokens(
-        self, request: ChatRequest | CompletionRequest, prompts: Sequence[tuple[int, ...]]
+        self,
+        request: ChatRequest | CompletionRequest,
+        prompts: Sequence[tuple[int, ...]],
+        session: Session | None,
     ) -> tuple[int, ...]:
         """New tokens of every prompt's choices: what was asked for, or what there is room for."""
         most, asked = self._limits.max_new_tokens, request.limit
@@ -212,7 +220,10 @@ class ServeApp:
             raise ApiError(400, message, "max_tokens", "invalid_value")
         found = []
         for prompt in prompts:
-            room = self._model.max_context - len(prompt)
+            bound = session.max_total_tokens if session else None
+            if bound is not None:  # an answer of a bounded session is as long as there is room for
+                asked = min(asked or most, max(1, bound - len(prompt)))
+            room = min(self._model.max_context, bound or self._model.max_context) - len(prompt)
             if room < (asked or 1):
                 raise too_long(len(prompt), asked or 1, self._model.max_context)
             found.append(asked or min(most, room))
@@ -270,7 +281,10 @@ class ServeApp:
 
     def _generation(self, asked: Asked) -> Generation:
         request = asked.request
-        temperature = self._model.temperature if request.temperature is None else request.temperature
+        default = self._model.temperature
+        if asked.session is not None and asked.session.temperature is not None:
+            default = asked.session.temperature
+        temperature = default if request.temperature is None else request.temperature
         params = SamplingParams(temperature, self._model.stop_token_ids, request.ignore_eos)
         works, first = [], 0
         for number, (prompt, limit) in enumerate(zip(asked.prompts, asked.limits, strict=True)):

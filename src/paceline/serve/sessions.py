@@ -53,6 +53,10 @@ class Session:
 
     def __init__(self, session_id: str, renderer: TurnRenderer, seed: int = 0) -> None:
         self.session_id, self.seed = session_id, seed
+        self.temperature: float | None = None
+        """The one temperature of its turns; None: each request names its own."""
+        self.max_total_tokens: int | None = None
+        """Bound on prompt, answers and what stands between them; None: the model's context."""
         self._renderer = renderer
         self._branches: list[Branch] = []
         self._lock = threading.Lock()

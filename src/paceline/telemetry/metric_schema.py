@@ -289,7 +289,35 @@ MODEL_STAGES: tuple[Stage, ...] = (
 )
 """Stages that run a model, and so have FLOPs."""
 
-_TABLES = (_REWARD, _OBJECTIVE, _UPDATE, _CRITIC, _TOKENS, _MEMORY, _ROLLOUT, _SPEED, _EVALUATION, _SFT)
+_AGENT = """
+agent/episodes | sum | episodes | Episodes played.
+agent/turns | mean | answers | Answers of the model per episode.
+agent/calls | mean | calls | Tool calls per episode, malformed ones included.
+agent/malformed_calls | sum | calls | Calls that named no tool or were not well formed; the model was told.
+agent/errors | sum | calls | Calls (or programs) that raised; the model was told of a call's error.
+agent/timeouts | sum | calls | Calls (or programs) killed at `agent.timeout_s`.
+agent/outputs_cut | sum | calls | Outputs cut to `agent.max_output_tokens`.
+agent/out_of_turns | sum | episodes | Episodes ended by `agent.max_turns` while the model called a tool.
+agent/out_of_room | sum | episodes | Episodes ended because a tool's output left no room for another answer.
+agent/inserted_tokens | sum | tokens | Tokens put between answers, masked from the loss.
+agent/branches_dropped | sum | branches | Shorter branches of programs' episodes that were not trained on.
+agent/without_turn | sum | episodes | Programs that ended without asking the model anything.
+agent/tool_s | sum | s | Seconds of calls (or programs), side by side ones each; `time/tools` is what was waited for.
+"""
+
+_TABLES = (
+    _AGENT,
+    _REWARD,
+    _OBJECTIVE,
+    _UPDATE,
+    _CRITIC,
+    _TOKENS,
+    _MEMORY,
+    _ROLLOUT,
+    _SPEED,
+    _EVALUATION,
+    _SFT,
+)
 
 METRICS: dict[str, MetricSpec] = _by_name(chain(*map(_parse, _TABLES), _stage_times(), _stage_work()))
 """All declared metrics by name, in the order of docs/records.md."""

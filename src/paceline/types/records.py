@@ -7,6 +7,7 @@ from typing import Any, Literal, get_args
 Stage = Literal[
     "data",
     "rollout",
+    "tools",
     "reward",
     "old_logprob",
     "ref_logprob",
@@ -57,6 +58,9 @@ class Sample:
 
     `token_versions[i]` is the weight version that sampled `token_ids[i]`; empty where `weight_version` sampled all.
     Where they differ, `weight_version` is the oldest.
+
+    `prompt_token_ids` are the tokens before `token_ids` where those are not the prompt's own: an episode that a program
+    has played may have begun otherwise. Empty where they are the prompt's.
     """
 
     prompt_id: str
@@ -69,6 +73,7 @@ class Sample:
     seed: int
     text: str
     token_versions: tuple[int, ...] = ()
+    prompt_token_ids: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         if not len(self.token_ids) == len(self.logprobs) == len(self.loss_mask):

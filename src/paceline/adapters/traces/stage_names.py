@@ -13,6 +13,7 @@ _NAMES: tuple[tuple[str, str], ...] = (
     ("old_logprob", r"old_?log_?prob|(?:compute|actor|recompute)_?(?:compute_?)?log_?prob|per_token_logps"),
     ("values", r"compute_?values?|^values$|critic_?(?:forward|infer)"),
     ("rollout", r"generate|rollout|^gen$|sample_batch|decode_step"),
+    ("tools", r"tool_?calls?|env(?:ironment)?_?step"),
     ("reward", r"reward|compute_?score|rm_?score|verifier"),
     ("advantage", r"advantage|^adv$"),
     ("sync", r"(?:sync|update|send|broadcast|push)_?weights?|weight_?(?:sync|update)|refit"),

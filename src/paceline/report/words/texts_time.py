@@ -3,6 +3,7 @@
 TEXTS: dict[str, tuple[str, str]] = {
     "meaning.data": ("taking prompts from the data set", "从数据集中取提示"),
     "meaning.rollout": ("generating the completions", "生成回答"),
+    "meaning.tools": ("waiting for tools that the model called", "等待模型调用的工具返回"),
     "meaning.reward": ("waiting for scores of the completions", "等待回答的评分"),
     "meaning.old_logprob": (
         "scoring the samples with the weights before the update",
