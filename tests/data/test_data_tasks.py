@@ -242,3 +242,18 @@ def test_the_models_stated_context_counts_where_the_recipe_gives_none(tmp_path):
     config = make_config(path=path, eval_size=0)
     with pytest.raises(ConfigError, match="context of 4 tokens"):
         build_task(config, make_tokenizer(), max_context=4)
+
+
+def test_a_task_that_refuses_an_empty_data_set_needs_no_examples_or_evaluation():
+    task = gym_task(name="products", params={"min_digits": 2, "max_digits": 2}, num_examples=0, eval_size=0)
+    assert len(task.train) == 40 and task.evaluation == ()
+
+
+def test_shown_messages_stand_before_every_question():
+    shown = [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]
+    config = make_config(**{**REVERSAL, "size": 4, "eval_size": 2, "system_prompt": "be brief"})
+    agent = {"tools": ["paceline.agents.calculator:calculator"], "examples": shown}
+    config = Config.model_validate({**config.model_dump(exclude_unset=True), "agent": agent})
+    prompt = build_task(config, make_tokenizer()).train[0]
+    assert [message["role"] for message in prompt.messages] == ["system", "user", "assistant", "user"]
+    assert prompt.text.startswith("<s>system\nbe brief</s><s>user\nq</s><s>assistant\na</s><s>user\n")

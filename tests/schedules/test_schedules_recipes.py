@@ -45,6 +45,7 @@ def test_a_recipe_trains_with_its_sizes_cut_down(recipe, tmp_path, monkeypatch):
             "algorithm": {"overlong_cache": min(as_written.algorithm.overlong_cache or 0, 2)},
             "batch": {"num_prompts": 4, "num_samples": 4, "mini_batch_prompts": 2, "token_budget": 512},
             "rollout": {"max_new_tokens": 6},
+            "agent": {"max_turn_tokens": 4} if as_written.agent.is_on else {},
             "train": {"warmup_steps": 0},
             "telemetry": {"live": "off"},
         },

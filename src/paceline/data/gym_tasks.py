@@ -53,6 +53,8 @@ def draw_examples(
     """
     examples: list[Example] = []
     num_repeated = 0
+    if not count:  # some tasks refuse a data set of no size
+        return examples, num_repeated
     for round_number in range(MAX_ROUNDS):
         num_before = len(examples)
         dataset = _create(name, params, child_seed(seed, "round", round_number) % _NUM_SEEDS, count)
