@@ -1,5 +1,6 @@
 """Prompts to scored groups: sampling, rewards while sampling, and dynamic sampling with a bound."""
 
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -132,8 +133,10 @@ def _generate_groups(
 ) -> list[Group]:
     parts = own_parts(requests, run.mesh.world_size, run.mesh.rank)
     pending: dict[tuple[int, int], P] = {}
+    finish_s: list[float] = []
 
     def submit(part_index: int, sample: Sample) -> None:
+        finish_s.append(time.perf_counter() - begin)
         prompt = parts[part_index].request.prompt
         completion = completion_of(run.config, run.tokenizer, sample)
         job = RewardJob(prompt.text, completion, prompt.answer, prompt.metadata, prompt.messages)
@@ -143,7 +146,9 @@ def _generate_groups(
     # an engine in processes of its own works where this rank's profiler does not see it
     waits_for: Cause | None = None if shares_weights(run.config) else "queue"
     with whole_weights(run), run.ledger.span("rollout", cause=waits_for) as span:
+        begin = time.perf_counter()
         generated = (run.agent or run.engine).generate([part.request for part in parts], params, submit)
+        run.finish_s = tuple(finish_s)
         stats = run.engine.stats
         num_bytes = least_traffic(run, parts, generated)
         span.add(tokens=stats.num_generated_tokens, flops=stats.flops, num_bytes=num_bytes)

@@ -95,6 +95,8 @@ class Run:
     """Writes rollouts down; None where nobody asked or another rank does."""
     agent: EpisodePlayer | None = None
     """Plays episodes on the engine; None where samples are single answers."""
+    finish_s: tuple[float, ...] = ()
+    """Seconds from the last rollout's begin until each of this rank's samples had finished."""
     replay: ReplayEngine | None = None
     """Gives training its samples in the engine's place."""
 

@@ -14,6 +14,7 @@ from paceline.schedules.credit import CreditedBatch
 from paceline.schedules.evaluation import Evaluation
 from paceline.schedules.rollouts import Rollout
 from paceline.schedules.setup import Run
+from paceline.schedules.tail import tail_figures
 from paceline.telemetry.metrics import MetricAccumulator
 from paceline.types import Verdict
 
@@ -21,6 +22,8 @@ from paceline.types import Verdict
 def record_rollout(run: Run, rollout: Rollout, batch: CreditedBatch, metrics: MetricAccumulator) -> None:
     """Everything known once a step's samples are scored and credited; of what all ranks know, the first records."""
     _record_engine(run.rollout_stats, metrics)
+    if run.replay is None:
+        _record_tail(run, metrics)
     if run.agent is not None:
         record_agent(run.agent.counts, metrics)
     if isinstance(run.pool, SourcedRewards):
@@ -59,6 +62,19 @@ def record_rollout(run: Run, rollout: Rollout, batch: CreditedBatch, metrics: Me
     metrics.add("epoch", run.loader.epoch)
     for alarm in reward_alarms(verdicts):
         run.display.note(f"  ALARM: {alarm}")
+
+
+def _record_tail(run: Run, metrics: MetricAccumulator) -> None:
+    """How this rank's last rollout ended."""
+    figures = tail_figures(run.finish_s, run.config.rollout.max_running)
+    if figures is None:
+        return
+    metrics.add("rollout/finish_p50_s", figures.p50_s)
+    metrics.add("rollout/finish_p90_s", figures.p90_s)
+    metrics.add("rollout/finish_p99_s", figures.p99_s)
+    metrics.add("rollout/finish_last_s", figures.last_s)
+    metrics.add("rollout/tail_s", figures.tail_s)
+    metrics.add("rollout/tail_idle_s", figures.idle_s)
 
 
 def _record_engine(stats: RolloutStats, metrics: MetricAccumulator) -> None:

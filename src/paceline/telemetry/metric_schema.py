@@ -181,6 +181,12 @@ rollout/logprob_difference_max | max | nats | Largest such difference.
 rollout/prefill_tokens | sum | tokens | Prompt tokens the engine computed; a shared prompt counts once.
 rollout/mean_running | mean | samples | Samples decoded at the same time, mean over the decoding steps.
 rollout/cache_bytes | max | bytes | Memory of the KV cache per device.
+rollout/finish_p50_s | max | s | From a rollout's begin until half of a device's samples had finished.
+rollout/finish_p90_s | max | s | The same for 90 % of them.
+rollout/finish_p99_s | max | s | The same for 99 % of them.
+rollout/finish_last_s | max | s | The same for all of them.
+rollout/tail_s | max | s | How long the last 5 % of the samples (at least one) ran with no others beside them.
+rollout/tail_idle_s | sum | s | Device-seconds idle in that time: the share of unused slots times the time.
 rollout/preemptions | sum | samples | Samples that gave their pages up because the cache was full, and went on later.
 rollout/preempted_tokens | sum | tokens | Cached tokens of preempted samples, which were computed again.
 rollout/drafted_tokens | sum | tokens | Tokens proposed by earlier text (rollout.speculation) and verified.
