@@ -191,6 +191,83 @@ def test_what_has_no_counterpart_is_listed_with_a_reason(key: str, text: str) ->
     assert f"{key}" in translation.recipe
 
 
+@pytest.mark.parametrize(
+    ("key", "changes"),
+    [
+        ("critic.enable", {"algorithm.adv_estimator": "gae", "critic.enable": "False"}),
+        ("algorithm.use_kl_in_reward", {"algorithm.use_kl_in_reward": "True"}),
+        (
+            "algorithm.kl_ctrl.type",
+            {
+                f"{A}.use_kl_loss": "False",
+                "algorithm.use_kl_in_reward": "True",
+                "algorithm.kl_ctrl.type": "adaptive",
+            },
+        ),
+        (
+            "algorithm.filter_groups.metric",
+            {"algorithm.filter_groups.enable": "True", "algorithm.filter_groups.metric": "entropy"},
+        ),
+        (
+            "algorithm.filter_groups.max_num_gen_batches",
+            {"algorithm.filter_groups.enable": "True", "algorithm.filter_groups.max_num_gen_batches": "0"},
+        ),
+        (
+            "reward_model.reward_kwargs.overlong_buffer_cfg.penalty_factor",
+            {
+                "reward_model.reward_kwargs.overlong_buffer_cfg.enable": "True",
+                "reward_model.reward_kwargs.overlong_buffer_cfg.len": "512",
+                "reward_model.reward_kwargs.overlong_buffer_cfg.penalty_factor": "0.5",
+            },
+        ),
+        ("reward_model.enable", {"reward_model.enable": "True", "reward_model.model.path": "null"}),
+        (f"{A}.optim.lr_scheduler_type", {f"{A}.optim.lr_scheduler_type": "zigzag"}),
+        (f"{A}.optim.lr_warmup_steps_ratio", {f"{A}.optim.lr_warmup_steps_ratio": "0.1"}),
+        ("trainer.logger", {"trainer.logger": "[console,swanlab]"}),
+    ],
+)
+def test_a_setting_that_means_something_else_here_is_listed_with_a_reason(
+    key: str, changes: dict[str, str]
+) -> None:
+    translation = translated_settings(changes)
+    assert translation.missing[key]
+    assert key in translation.recipe
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({f"{A}.kl_loss_coef": "0"}, "a KL with weight 0"),
+        (
+            {
+                f"{R}.log_prob_use_dynamic_bsz": "True",
+                f"{F}.log_prob_use_dynamic_bsz": "True",
+                f"{F}.log_prob_max_token_len_per_gpu": "32768",
+            },
+            "share batch.forward_token_budget",
+        ),
+    ],
+)
+def test_what_is_done_otherwise_is_said(changes: dict[str, str], said: str) -> None:
+    assert any(said in line for line in translated_settings(changes).differs)
+
+
+def test_megatron_s_selective_recomputation_is_ours() -> None:
+    granularity = f"{A}.megatron.override_transformer_config.recompute_granularity"
+    translation = translated_settings({f"{A}.strategy": "megatron", granularity: "selective"})
+    assert value(translation, "train.gradient_checkpointing") == "selective"
+
+
+def test_a_reward_model_s_own_code_is_trusted_where_the_launch_says_so() -> None:
+    changes = {
+        "reward_model.enable": "True",
+        "reward_model.model.path": "org/reward-model",
+        "reward_model.model.trust_remote_code": "True",
+    }
+    sources = value(translated_settings(changes), "reward.sources")
+    assert sources["model"]["trust_remote_code"] is True
+
+
 def test_a_setting_that_is_always_so_here_is_not_listed() -> None:
     assert "trainer.balance_batch" not in translated_settings({"trainer.balance_batch": "True"}).missing
 

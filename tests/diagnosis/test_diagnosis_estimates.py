@@ -50,3 +50,9 @@ def test_nothing_is_told_apart_where_sizes_are_alike():
     times = fit_passes([512.0] * 20, [0.1] * 20)
     assert times is not None and not times.is_separable and times.fixed_s == 0.0
     assert fit_passes([], []) is None
+
+
+def test_passes_whose_sizes_were_not_recorded_have_no_line() -> None:
+    times = fit_passes([0.0] * 12, [0.1] * 12)
+    assert times is not None
+    assert not times.is_separable
