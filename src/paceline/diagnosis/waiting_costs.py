@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from paceline.diagnosis.catalog import finding
 from paceline.diagnosis.estimates import Estimate, cost_of, trend
-from paceline.diagnosis.passes import own_s
+from paceline.diagnosis.passes import own_s, passes_of
 from paceline.diagnosis.ranks import PERSISTENT, exchange_stage, find_straggler, link_cost
 from paceline.diagnosis.results import Drift, Finding
 from paceline.diagnosis.run_records import RankStep, RunRecords
@@ -257,8 +257,12 @@ def drift(run: RunRecords, step_s: float) -> Finding | None:
 
 
 def host_between_passes(run: RunRecords, stages: Sequence[str]) -> Estimate:
-    """What the host does between the passes of stages."""
-    return cost_of(run.per_step(lambda step: sum(own_s(step, stage) for stage in stages)))
+    """What the host does between the passes of stages; of a stage whose passes were not recorded nothing is known."""
+
+    def between(step: RankStep) -> float:
+        return sum(own_s(step, stage) for stage in stages if passes_of(step, stage))
+
+    return cost_of(run.per_step(between))
 
 
 def _share(cost: Estimate, step_s: float) -> float:
