@@ -14,6 +14,7 @@ from paceline.rollout.errors import ReplicaDiedError, ReplicaError, ReplicaRefus
 from paceline.rollout.protocol import RolloutRequest, SamplingParams
 from paceline.rollout.remote.child import ChildCommand, EngineChild
 from paceline.rollout.remote.engine import RemoteEngine, RemoteLimits
+from paceline.rollout.remote.weight_files import WeightTransfer
 from paceline.rollout.router import Balancer, ReplicaRouter, RouterSettings
 from paceline.sync import WeightSyncError
 from paceline.types import Prompt
@@ -21,6 +22,7 @@ from paceline.types import Prompt
 ANY_LENGTH = SamplingParams(1.0, frozenset({2}))
 WHOLE_LENGTH = SamplingParams(1.0, frozenset({2}), ignore_stop=True)
 PATIENT = 120.0
+TRANSFER = WeightTransfer("file", "/tmp")
 WEIGHTS = [("a", torch.arange(6.0)), ("b", torch.ones(2, 2))]
 
 
@@ -38,7 +40,7 @@ def toy(name, notify=lambda: None, silent_s=PATIENT, **setup):
     def open_child(notified):
         return EngineChild(name, toy_command(setup), notify=notified)
 
-    return RemoteEngine(name, open_child, Words(), RemoteLimits(PATIENT, silent_s, "/tmp"), notify=notify)
+    return RemoteEngine(name, open_child, Words(), RemoteLimits(PATIENT, silent_s, TRANSFER), notify=notify)
 
 
 @pytest.fixture
@@ -49,7 +51,7 @@ def router():
         def open_replica(name, notify):
             return toy(name, notify, silent_s, **(setups or {}).get(name, {}))
 
-        settings = {"weight_dir": "/tmp", **settings}
+        settings = {"transfer": TRANSFER, **settings}
         opened.append(ReplicaRouter(RouterSettings(num_replicas, **settings), open_replica))
         opened[-1].wait_ready()
         return opened[-1]

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from paceline.rollout.protocol import RolloutRequest, RolloutStats, SampleEvent, SamplingParams
+from paceline.rollout.remote.weight_files import Offer
 from paceline.sync.versions import WeightSyncError
 from paceline.telemetry.flops import ModelShape, forward_flops
 from paceline.types import Sample
@@ -76,8 +77,8 @@ class Replica(Protocol):
         """Counts of the last counted work."""
         ...
 
-    def begin_load(self, paths: Sequence[str], published: Published) -> int:
-        """Orders the load of files that hold `published`; `end_load` waits for it."""
+    def begin_load(self, offer: Offer, published: Published) -> int:
+        """Orders the load of `published`; `end_load` waits for it."""
         ...
 
     def end_load(self, call: int, published: Published) -> None:
@@ -106,14 +107,14 @@ def check_loaded(name: str, published: Published, answer: Mapping[str, Any]) -> 
 
     `answer` holds `received`, the fingerprint of what arrived, and `held`, a digest of the engine's own parameters
     before and after ("before", "after"), whose layout may be another than the trainer's. Engines that keep the layout
-    put the fingerprint of their parameters under `fingerprint`.
+    put the fingerprint of their parameters under `fingerprint`. `received` is None where a server cannot say.
 
     Raises:
         WeightSyncError: they differ, or new weights left the engine's parameters as they were.
     """
     place = f"weight version {published.version}: rollout engine {name}"
     received = answer["received"]
-    if received != published.fingerprint:
+    if received is not None and received != published.fingerprint:
         raise WeightSyncError(f"{place} received {received}, the trainer published {published.fingerprint}")
     held = answer.get("fingerprint")
     if held is not None and held != published.fingerprint:

@@ -1,59 +1,43 @@
 """The rollout engine of a run, and how weights get into it."""
 
+import importlib
 import os
-import shutil
-import subprocess
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Protocol
 
-import psutil
 import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from paceline.batching.prefixes import PackItem, build_pack
-from paceline.config import Config, ConfigError
+from paceline.config import Config
 from paceline.config.decisions import shares_weights
 from paceline.config.engine_advice import engine_advice
 from paceline.engine.sharding import unsharded
 from paceline.engine.trainer import TrainEngine
-from paceline.model.inputs import packed_inputs, score
 from paceline.model.loading import CausalModel
-from paceline.model.logprob_head import HeadSettings
-from paceline.model.lora import AdaptedModel
 from paceline.rollout import NativeEngine, PagedEngine
 from paceline.rollout.native.choice import CacheKind, engine_features, open_native_engine
 from paceline.rollout.native.engine import EngineLimits
 from paceline.rollout.native.paged.drafts import DraftSettings
 from paceline.rollout.protocol import RolloutEngine
 from paceline.rollout.remote.child import ChildCommand, EngineChild
-from paceline.rollout.remote.engine import RemoteEngine, RemoteLimits
+from paceline.rollout.remote.engine import EngineLink, RemoteEngine, RemoteLimits
+from paceline.rollout.remote.weight_files import WeightTransfer
 from paceline.rollout.replica import Replica, generation_flops
 from paceline.rollout.router import ReplicaRouter, RouterSettings
-from paceline.rollout.vllm.arguments import ServedModel, engine_arguments, process_environment
+from paceline.rollout.server.http import HttpEndpoint
+from paceline.rollout.server.link import ServerLink
+from paceline.rollout.sglang.server import SglangApi
+from paceline.rollout.vllm.arguments import FOREIGN, ServedModel, engine_arguments, process_environment
+from paceline.rollout.vllm.server import VllmServerApi, start_server
 from paceline.schedules.display import Display
-from paceline.sync import CopySync, GatheredSync, InProcessSync, WeightSyncError
+from paceline.schedules.engine_resources import check_resources
+from paceline.schedules.engine_weights import CopyEngine, published_weights, verify_logprobs
+from paceline.sync import CopySync, GatheredSync, InProcessSync
 from paceline.telemetry.ledger import Ledger
-
-_PROBE = (11, 7, 5, 3, 13, 17, 23, 19, 29, 31, 37, 41, 2, 43, 47, 53)
-_TOLERANCE = {torch.float32: 1e-2, torch.bfloat16: 0.2, torch.float16: 0.1}
-"""Mean difference in nats of an engine's log-probs on the probe: rounding is far below, other weights far above."""
-
-
-class CopyEngine(RolloutEngine, Protocol):
-    """A rollout engine with a copy of the weights."""
-
-    def load_weights(self, weights: Iterable[tuple[str, Tensor]], version: int) -> None:
-        """See `StreamingEngine.load_weights`."""
-        ...
-
-    def score(self, prompts: Sequence[Sequence[int]]) -> list[list[float]] | None:
-        """Log-probs of prompts, where the engine can say."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,7 +151,8 @@ def _shared_sync(engine: NativeEngine | PagedEngine, site: EngineSite) -> InProc
 
 
 def _copy_sync(engine: CopyEngine, site: EngineSite) -> CopySync[CausalModel]:
-    policy = site.config.rollout.vllm.verify_logprobs if site.config.rollout.engine == "vllm" else "off"
+    policies = {"native": "off", "vllm": site.config.rollout.vllm.verify_logprobs, "sglang": "every"}
+    policy = policies[site.config.rollout.engine]
     return CopySync(
         engine,
         lambda: unsharded(site.trainer.engine.sharded),
@@ -178,58 +163,22 @@ def _copy_sync(engine: CopyEngine, site: EngineSite) -> CopySync[CausalModel]:
     )
 
 
-def published_weights(model: CausalModel) -> list[tuple[str, Tensor]]:
-    """Parameters under the names of the model's own checkpoint, adapters merged in; tied ones once."""
-    if not isinstance(model, AdaptedModel):
-        return list(model.module.named_parameters())
-    own = {
-        name.replace(".base_layer.", ".")
-        for name, _ in model.module.named_parameters()
-        if ".lora_" not in name
-    }
-    return [(name, tensor) for name, tensor in model.merged_state_dict().items() if name in own]
-
-
-@torch.no_grad()
-def verify_logprobs(engine: CopyEngine, model: CausalModel) -> None:
-    """Compares log-probs of a fixed probe, the engine's with the trainer's.
-
-    Raises:
-        WeightSyncError: they differ by more than rounding: the engine computes with other weights than it was given.
-    """
-    vocabulary = model.head_weight_VE.shape[0]
-    tokens = tuple(token % vocabulary for token in _PROBE)
-    found = engine.score([tokens])
-    if found is None:
-        return
-    pack = build_pack([PackItem(tokens[:1], (tokens[1:],))], share_prefixes=False)
-    head = HeadSettings(1.0, model.logit_softcap, len(tokens))
-    expected_R, _ = score(model, packed_inputs(pack, model.device), head)
-    difference = float((expected_R.cpu() - torch.tensor(found[0])).abs().mean())
-    if not difference <= _TOLERANCE[model.dtype]:
-        raise WeightSyncError(
-            f"after loading, the rollout engine's log-probs of a probe differ from the trainer's by {difference:.3g} "
-            "nats on average: it does not compute with the weights it was given"
-        )
-
-
 # --- engines in processes of their own ---
 
 
 def _open_replicas(site: EngineSite) -> ReplicaRouter:
     config = site.config
     replicas = config.rollout.replicas
-    command = {"native": native_command, "vllm": vllm_command}[config.rollout.engine]
-    limits = RemoteLimits(replicas.start_timeout_s, replicas.timeout_s, config.rollout.vllm.weight_dir)
-    site_names = f"rank{site.rank}-" if site.trainer.engine.mesh.world_size > 1 else ""
+    transfer = _transfer(config)
+    limits = RemoteLimits(replicas.start_timeout_s, replicas.timeout_s, transfer)
+    prefix = f"rank{site.rank}-" if site.trainer.engine.mesh.world_size > 1 else ""
 
     def open_replica(name: str, notify: Callable[[], None]) -> Replica:
-        full_name = site_names + name
-        made = command(site, int(name))
+        full_name = prefix + name
         log = site.run_dir / f"rollout-{full_name}.log"
         return RemoteEngine(
             full_name,
-            lambda notified: EngineChild(full_name, made, log, notified),
+            lambda notified: _open_link(site, full_name, int(name), log, notified),
             site.tokenizer,
             limits,
             notify=notify,
@@ -240,9 +189,55 @@ def _open_replicas(site: EngineSite) -> ReplicaRouter:
         replicas.affinity_margin,
         replicas.max_queued or 2 * _running_at_a_time(config),
         replicas.max_restarts,
-        config.rollout.vllm.weight_dir,
+        transfer,
     )
     return ReplicaRouter(settings, open_replica, generation_flops(site.model.shape))
+
+
+def _transfer(config: Config) -> WeightTransfer:
+    if config.rollout.engine == "sglang":
+        return WeightTransfer("file", config.rollout.sglang.weight_dir)
+    vllm = config.rollout.vllm
+    if vllm.mode == "colocated":
+        return WeightTransfer("direct")
+    return WeightTransfer("cuda_ipc" if vllm.weight_transfer == "cuda_ipc" else "file", vllm.weight_dir)
+
+
+def _open_link(site: EngineSite, name: str, number: int, log: Path, notify: Callable[[], None]) -> EngineLink:
+    """A replica's process, or the connection to its server."""
+    config = site.config
+    if config.rollout.engine == "native":
+        return EngineChild(name, native_command(site, number), log, notify)
+    if config.rollout.engine == "sglang":
+        endpoint = HttpEndpoint(config.rollout.sglang.addresses[number], config.rollout.replicas.timeout_s)
+        return ServerLink(name, SglangApi(endpoint, config.rollout.sglang.sleep), notify)
+    if config.rollout.vllm.mode == "server":
+        return _open_vllm_server(site, name, number, log, notify)
+    if config.rollout.vllm.mode == "colocated":
+        os.environ.update(process_environment(config.rollout.vllm))
+        sys.path.insert(0, str(FOREIGN))  # vLLM imports the worker extension by name
+        colocated = importlib.import_module("paceline.rollout.vllm.colocated")  # needs vLLM
+        arguments = engine_arguments(config.rollout.vllm, served_model(site))
+        link: EngineLink = colocated.open_link(name, arguments, _sleep_level(config), notify)
+        return link
+    return EngineChild(name, vllm_command(site, number), log, notify)
+
+
+def _open_vllm_server(
+    site: EngineSite, name: str, number: int, log: Path, notify: Callable[[], None]
+) -> ServerLink:
+    config, vllm = site.config, site.config.rollout.vllm
+    on_cpu, sleep_level = site.model.device.type == "cpu", _sleep_level(config)
+    process = None
+    if vllm.addresses:
+        address = vllm.addresses[number]
+    else:
+        devices = _devices_of(config, number) or _own_device(site.model.device)
+        process, address = start_server(vllm, served_model(site), devices, log, 0 if on_cpu else sleep_level)
+    endpoint = HttpEndpoint(address, config.rollout.replicas.timeout_s)
+    return ServerLink(
+        name, VllmServerApi(endpoint, not on_cpu, 0 if on_cpu else sleep_level), notify, process, log
+    )
 
 
 def _running_at_a_time(config: Config) -> int:
@@ -316,60 +311,3 @@ def _own_device(device: torch.device) -> tuple[int, ...]:
     index = device.index or 0
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     return (index,) if not visible else (int(visible.split(",")[index]),)
-
-
-# --- what must be there before anything is waited for ---
-
-
-def check_resources(config: Config, model: CausalModel) -> None:
-    """Refuses what this machine cannot give, before any engine is started.
-
-    Raises:
-        ConfigError: see the message.
-    """
-    _check_devices(config, model.device)
-    rollout, weights = config.rollout, sum(t.numel() * t.element_size() for _, t in published_weights(model))
-    _check_space(rollout.vllm.weight_dir, weights)
-    if rollout.engine == "vllm":
-        _check_python(rollout.vllm.python)
-    if model.device.type == "cpu":
-        cache_gb = rollout.vllm.kv_cache_gb if rollout.engine == "vllm" else rollout.kv_cache_gb or 0.0
-        needed = rollout.num_replicas * (weights + cache_gb * 2**30)
-        total = psutil.virtual_memory().total
-        if needed > total:
-            rule = (
-                f"replicas of {weights / 2**30:.1f} GiB of weights and {cache_gb:g} GiB of cache need "
-                f"{needed / 2**30:.0f} GiB, and this machine has {total / 2**30:.0f}"
-            )
-            nearest = str(int(total // (needed / rollout.num_replicas)) or "a smaller cache")
-            raise ConfigError("rollout.num_replicas", rollout.num_replicas, rule, nearest)
-
-
-def _check_devices(config: Config, device: torch.device) -> None:
-    devices = config.rollout.replicas.devices
-    present = torch.cuda.device_count() if device.type == "cuda" else 0
-    missing = [number for number in devices if number >= present]
-    if missing:
-        rule = f"this machine shows {present} devices to torch"
-        nearest = str(list(range(present))) if present else "leave it out"
-        raise ConfigError("rollout.replicas.devices", list(devices), rule, nearest)
-
-
-def _check_python(python: str | None) -> None:
-    chosen = python or sys.executable
-    key = "rollout.vllm.python"
-    if shutil.which(chosen) is None:
-        raise ConfigError(key, python, "is no program that can be run", "a virtual environment's bin/python")
-    code = "import importlib.util, sys; sys.exit(importlib.util.find_spec('vllm') is None)"
-    if subprocess.run([chosen, "-c", code], check=False, capture_output=True).returncode:
-        rule = "has no vLLM; name a Python that has (docs/rollout-engines.md)"
-        raise ConfigError(key, python, rule, "a virtual environment's bin/python")
-
-
-def _check_space(folder: str, num_bytes: int) -> None:
-    if not Path(folder).is_dir():
-        return  # the system's temporary folder is taken (remote/weight_files.py)
-    free = shutil.disk_usage(folder).free
-    if free < num_bytes:
-        rule = f"holds {free / 2**30:.1f} GiB, and the weights are {num_bytes / 2**30:.1f} GiB"
-        raise ConfigError("rollout.vllm.weight_dir", folder, rule, "a folder with more room")

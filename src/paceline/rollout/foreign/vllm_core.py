@@ -137,6 +137,8 @@ class VllmCore:
         """An order with an answer; see the methods."""
         if name == "load":
             return self.load("paceline_load", (arguments["paths"],), arguments["version"])
+        if name == "load_tensors":
+            return self.load("paceline_load_tensors", (arguments["weights"],), arguments["version"])
         if name == "load_ipc":
             return self.load("paceline_load_ipc", (arguments["handles"],), arguments["version"])
         if name == "score":

@@ -15,7 +15,7 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -235,15 +235,9 @@ class EngineChild:
             code = self.process.wait(timeout=_EXIT_GRACE_S)
         except subprocess.TimeoutExpired:
             self.kill()
-            return "closed its connection without ending, and was killed" + self._last_output()
+            return "closed its connection without ending, and was killed" + last_lines(self._log_path)
         how = f"died of {signal.Signals(-code).name}" if code < 0 else f"exited with code {code}"
-        return how + ("" if code < 0 else self._last_output())
-
-    def _last_output(self) -> str:
-        if self._log_path is None:
-            return ""
-        lines = self._log_path.read_text(encoding="utf-8", errors="replace").strip().splitlines()
-        return f"; its last lines ({self._log_path}): " + " | ".join(lines[-_LAST_LINES:]) if lines else ""
+        return how + ("" if code < 0 else last_lines(self._log_path))
 
     def kill(self) -> None:
         """Ends the process and everything it started, now."""
@@ -261,7 +255,9 @@ class EngineChild:
         self._socket.close()
 
 
-def kill_all(children: Sequence[EngineChild]) -> None:
-    """Ends several at once."""
-    for child in children:
-        child.kill()
+def last_lines(log_path: Path | None) -> str:
+    """The end of what a process printed, to be put behind what it died of."""
+    if log_path is None or not log_path.exists():
+        return ""
+    lines = log_path.read_text(encoding="utf-8", errors="replace").strip().splitlines()
+    return f"; its last lines ({log_path}): " + " | ".join(lines[-_LAST_LINES:]) if lines else ""

@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any, Protocol
 
 from torch import Tensor
 
@@ -16,13 +17,35 @@ from paceline.rollout.protocol import (
     SamplingParams,
 )
 from paceline.rollout.remote.assembly import Decoder, OpenRequest, submit_order
-from paceline.rollout.remote.child import EngineChild
-from paceline.rollout.remote.weight_files import weight_files
+from paceline.rollout.remote.weight_files import BY_FILE, Offer, WeightTransfer, offered
 from paceline.rollout.replica import GenerationFlops, Published, check_loaded
 from paceline.sync.fingerprint import fingerprint
 from paceline.types import Sample
 
-OpenChild = Callable[[Callable[[], None]], EngineChild]
+
+class EngineLink(Protocol):
+    """An engine's process, or a server, as the run sees it: `EngineChild`, `ServerLink`."""
+
+    facts: dict[str, Any] | None
+
+    @property
+    def pid(self) -> int: ...
+    @property
+    def is_ready(self) -> bool: ...
+    @property
+    def silent_s(self) -> float: ...
+    def poll_ready(self) -> bool: ...
+    def wait_ready(self, timeout_s: float) -> dict[str, Any]: ...
+    def send(self, order: dict[str, Any]) -> None: ...
+    def take(self, timeout_s: float = 0.0) -> list[tuple[int, list[Any]]]: ...
+    def begin_call(self, name: str, **arguments: Any) -> int: ...
+    def end_call(self, number: int, what: str, timeout_s: float, stage: str = "rollout") -> Any: ...
+    def call(self, name: str, timeout_s: float, stage: str = "rollout", **arguments: Any) -> Any: ...
+    def kill(self) -> None: ...
+    def close(self) -> None: ...
+
+
+OpenLink = Callable[[Callable[[], None]], EngineLink]
 """Starts the process; its argument is called whenever something has arrived from it."""
 
 _STEP_WAIT_S = 0.5
@@ -35,7 +58,7 @@ class RemoteLimits:
 
     start_s: float
     silent_s: float
-    weight_dir: str = "/dev/shm"
+    transfer: WeightTransfer = BY_FILE
 
 
 class RemoteEngine:
@@ -48,7 +71,7 @@ class RemoteEngine:
     def __init__(
         self,
         name: str,
-        open_child: OpenChild,
+        open_child: OpenLink,
         decoder: Decoder,
         limits: RemoteLimits,
         flops: GenerationFlops | None = None,
@@ -184,13 +207,13 @@ class RemoteEngine:
         """
         held = list(weights)
         published = Published(version, fingerprint(held))
-        with weight_files(held, self._limits.weight_dir) as paths:
-            self.end_load(self.begin_load(paths, published), published)
+        with offered(held, self._limits.transfer) as offer:
+            self.end_load(self.begin_load(offer, published), published)
 
-    def begin_load(self, paths: Sequence[str], published: Published) -> int:
-        """Orders the load of files that hold `published`; several replicas load side by side."""
+    def begin_load(self, offer: Offer, published: Published) -> int:
+        """Orders the load of `published`; several replicas load side by side."""
         self.wait_ready()
-        return self._child.begin_call("load", paths=list(paths), version=published.version)
+        return self._child.begin_call(offer.call, **offer.arguments, version=published.version)
 
     def end_load(self, call: int, published: Published) -> None:
         """Waits for `begin_load` and checks it; see `load_weights`."""

@@ -1,15 +1,51 @@
-"""Weights on their way to another process: safetensors files in a folder both sides see."""
+"""Weights on their way to another process: safetensors files in a folder both sides see, or handles of tensors."""
 
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, Literal
 
 from safetensors.torch import save_file
 from torch import Tensor
 
+from paceline.rollout.vllm.ipc import ipc_handles
+
 BUCKET_BYTES = 2**30
 """A file is closed once it holds this much: a reader loads file by file and holds one at a time."""
+
+
+@dataclass(frozen=True, slots=True)
+class WeightTransfer:
+    """See `weight_transfer` and `weight_dir` in the config; direct: to an engine in this process."""
+
+    kind: Literal["file", "cuda_ipc", "direct"] = "file"
+    directory: str = "/dev/shm"
+
+
+BY_FILE = WeightTransfer()
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """How an engine is told of weights: the order and its arguments."""
+
+    call: str
+    arguments: Mapping[str, Any]
+
+
+@contextmanager
+def offered(weights: Sequence[tuple[str, Tensor]], transfer: WeightTransfer) -> Iterator[Offer]:
+    """Weights that engines can load inside. Handles are of the very tensors, which must not change meanwhile."""
+    if transfer.kind == "cuda_ipc":
+        yield Offer("load_ipc", {"handles": ipc_handles(weights)})
+        return
+    if transfer.kind == "direct":
+        yield Offer("load_tensors", {"weights": [(name, tensor.detach()) for name, tensor in weights]})
+        return
+    with weight_files(weights, transfer.directory) as paths:
+        yield Offer("load", {"paths": paths})
 
 
 @contextmanager

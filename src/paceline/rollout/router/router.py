@@ -20,7 +20,7 @@ from torch import Tensor
 from paceline.rollout.driving import generate_by_steps
 from paceline.rollout.errors import ReplicaDiedError, ReplicaError, ReplicaRefusedError
 from paceline.rollout.protocol import OnSample, RolloutRequest, RolloutStats, SampleEvent, SamplingParams
-from paceline.rollout.remote.weight_files import weight_files
+from paceline.rollout.remote.weight_files import BY_FILE, Offer, WeightTransfer, offered
 from paceline.rollout.replica import GenerationFlops, Published, Replica
 from paceline.rollout.router.balance import Balancer
 from paceline.sync.fingerprint import fingerprint
@@ -41,7 +41,7 @@ class RouterSettings:
     affinity_margin: int = 8
     max_queued: int | None = None
     max_restarts: int = 2
-    weight_dir: str = "/dev/shm"
+    transfer: WeightTransfer = BY_FILE
 
 
 @dataclass(slots=True)
@@ -88,7 +88,7 @@ class ReplicaRouter:
         self._counts: Counter[str] = Counter()
         self._stats = RolloutStats()
         self._files = ExitStack()
-        self._paths: list[str] = []
+        self._offer: Offer | None = None
         self._published: Published | None = None
         self._starting: dict[str, Replica] = {}
         self._deaths: list[str] = []
@@ -270,8 +270,8 @@ class ReplicaRouter:
             del self._starting[name]
             try:
                 fresh.wait_ready()
-                if self._published is not None:
-                    fresh.end_load(fresh.begin_load(self._paths, self._published), self._published)
+                if self._published is not None and self._offer is not None:
+                    fresh.end_load(fresh.begin_load(self._offer, self._published), self._published)
             except ReplicaError as error:
                 self._held[name] = _Held(fresh)
                 self._bury(name, ReplicaDiedError(name, f"started anew, and {error.cause}", error.stage))
@@ -385,12 +385,12 @@ class ReplicaRouter:
         held = list(weights)
         published = Published(version, fingerprint(held))
         self._files.close()  # those of the version before
-        self._paths = self._files.enter_context(weight_files(held, self._settings.weight_dir))
+        offer = self._offer = self._files.enter_context(offered(held, self._settings.transfer))
         self._published = published
         calls: dict[str, int] = {}
         for name, one in list(self._held.items()):
             try:
-                calls[name] = one.replica.begin_load(self._paths, published)
+                calls[name] = one.replica.begin_load(offer, published)
             except ReplicaDiedError as error:
                 self._bury(name, error)
         for name, call in calls.items():
