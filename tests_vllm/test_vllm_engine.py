@@ -45,7 +45,6 @@ def served(request, python, tmp_path_factory):
     model = AutoModelForCausalLM.from_pretrained(folder).float().eval()
     yield engine, model
     engine.close()
-    assert engine._child.process.returncode == 0
 
 
 def weights(model):

@@ -91,8 +91,8 @@ class VllmCore:
         return SamplingParams(
             temperature=order["temperature"],
             max_tokens=remaining,
-            min_tokens=remaining if order["ignore_stop"] else 0,
-            ignore_eos=True,  # the run says which tokens end a sample
+            # the run says which tokens end a sample; min_tokens would take their probability away from the others
+            ignore_eos=True,
             stop_token_ids=[] if order["ignore_stop"] else order["stop"],
             logprobs=0,
             seed=seed,

@@ -46,7 +46,6 @@ class SglangApi:
             "top_p": 1.0,
             "top_k": -1,
             "max_new_tokens": remaining,
-            "min_new_tokens": remaining if order["ignore_stop"] else 0,
             "stop_token_ids": [] if order["ignore_stop"] else order["stop"],
             "ignore_eos": True,
             "skip_special_tokens": False,

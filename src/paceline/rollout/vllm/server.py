@@ -61,7 +61,6 @@ class VllmServerApi:
             "model": self._model,
             "prompt": [*order["prompt"], *sample["prefix"]],
             "max_tokens": remaining,
-            "min_tokens": remaining if order["ignore_stop"] else 0,
             "temperature": order["temperature"],
             "top_p": 1.0,
             "stop_token_ids": [] if order["ignore_stop"] else order["stop"],
