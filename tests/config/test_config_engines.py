@@ -146,3 +146,15 @@ def test_an_engine_on_the_trainers_device_sleeps_while_it_trains():
     assert not sleeps_between_rollouts(config(vllm(sleep_level=0)))
     assert not sleeps_between_rollouts(config({**vllm(), "replicas": devices(1)}))
     assert sleeps_between_rollouts(config({"keep_cache": False}))
+
+
+def test_settings_of_a_section_within_a_section_are_set_on_the_command_line_and_checked():
+    set_there = load_config(
+        overrides=["rollout.engine=vllm", "rollout.vllm.max_num_seqs=64", "rollout.replicas.max_restarts=0"],
+        sections=BASE,
+    )
+    assert set_there.rollout.vllm.max_num_seqs == 64 and set_there.rollout.replicas.max_restarts == 0
+    with pytest.raises(ConfigError, match=r"rollout.vllm.max_num_seq\b"):
+        load_config(overrides=["rollout.engine=vllm", "rollout.vllm.max_num_seq=64"], sections=BASE)
+    with pytest.raises(ConfigError, match=r"rollout.vllm.gpu_memory_utilization = 1.5"):
+        config(vllm(gpu_memory_utilization=1.5))

@@ -240,6 +240,7 @@ def test_every_setting_is_explained() -> None:
     assert {name.partition(".")[0] for name, *_ in rows} == set(Config.model_fields)
     for name, kind, default, description in rows:
         assert kind and default and description.endswith("."), name
+    assert "rollout.vllm.max_num_seqs" in {name for name, *_ in rows}  # of a section within a section
 
 
 @pytest.mark.parametrize("value", ["0", "-1"])

@@ -7,12 +7,13 @@ fields that nobody set. Relative paths in a recipe stay as they are: relative to
 import difflib
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
 import yaml
 from pydantic import BaseModel, ValidationError
+from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
 from paceline.config.arithmetic import check_context
@@ -23,6 +24,7 @@ from paceline.config.presets import PRESETS
 from paceline.config.reward_problems import source_problem
 from paceline.config.rules import check_rules
 from paceline.config.schema import Config
+from paceline.config.section import Section
 from paceline.config.sft import require_command
 from paceline.config.yaml_scalars import parse_yaml, write_yaml
 
@@ -237,16 +239,19 @@ def _near(path: Path) -> str | None:
 
 def explain() -> list[tuple[str, str, str, str]]:
     """(dotted name, type, default, description) of every setting, in the schema's order."""
-    rows = []
-    for section, fields in FIELDS.items():
-        for key, field in fields.items():
-            default = field.get_default(call_default_factory=True)
-            kind = field.annotation
-            shown = kind.__name__ if isinstance(kind, type) and not get_args(kind) else str(kind)
-            shown = shown.replace("typing.", "")
-            text = " ".join((field.description or "").split())
-            rows.append((f"{section}.{key}", shown, json.dumps(default, default=_plain), text))
-    return rows
+    return [row for section, fields in FIELDS.items() for row in _explained(section, fields)]
+
+
+def _explained(section: str, fields: Mapping[str, FieldInfo]) -> Iterator[tuple[str, str, str, str]]:
+    for key, field in fields.items():
+        default, kind = field.get_default(call_default_factory=True), field.annotation
+        if isinstance(kind, type) and issubclass(kind, Section):  # a section within the section
+            yield from _explained(f"{section}.{key}", kind.model_fields)
+            continue
+        shown = kind.__name__ if isinstance(kind, type) and not get_args(kind) else str(kind)
+        shown = shown.replace("typing.", "")
+        text = " ".join((field.description or "").split())
+        yield f"{section}.{key}", shown, json.dumps(default, default=_plain), text
 
 
 def _plain(value: Any) -> Any:

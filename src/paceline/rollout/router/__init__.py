@@ -1,6 +1,7 @@
 """Several rollout engines behind one queue."""
 
 from paceline.rollout.router.balance import Balancer
-from paceline.rollout.router.router import ReplicaRouter, RouterSettings
+from paceline.rollout.router.router import ReplicaRouter
+from paceline.rollout.router.state import RouterSettings
 
 __all__ = ["Balancer", "ReplicaRouter", "RouterSettings"]

@@ -11,64 +11,31 @@ Everything happens in the caller's thread, inside `step`; replicas' threads only
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import fields, replace
 
 from torch import Tensor
 
 from paceline.rollout.driving import generate_by_steps
 from paceline.rollout.errors import ReplicaDiedError, ReplicaError, ReplicaRefusedError
 from paceline.rollout.protocol import OnSample, RolloutRequest, RolloutStats, SampleEvent, SamplingParams
-from paceline.rollout.remote.weight_files import BY_FILE, Offer, WeightTransfer, offered
+from paceline.rollout.remote.weight_files import Offer, offered
 from paceline.rollout.replica import GenerationFlops, Published, Replica
 from paceline.rollout.router.balance import Balancer
+from paceline.rollout.router.state import (
+    HeldReplica,
+    OpenReplica,
+    OpenSamples,
+    RouterSettings,
+    Waiting,
+    distance,
+)
 from paceline.sync.fingerprint import fingerprint
 from paceline.types import Sample
 
-OpenReplica = Callable[[str, Callable[[], None]], Replica]
-"""Starts a replica of a name; the second argument is called whenever it has news."""
-
 _STEP_WAIT_S = 0.5
 _REFUSAL_PAUSE_S = 1.0
-
-
-@dataclass(frozen=True, slots=True)
-class RouterSettings:
-    """See `rollout.replicas` in the config."""
-
-    num_replicas: int
-    affinity_margin: int = 8
-    max_queued: int | None = None
-    max_restarts: int = 2
-    transfer: WeightTransfer = BY_FILE
-
-
-@dataclass(slots=True)
-class _Waiting:
-    """One sample that no replica has."""
-
-    request_id: int
-    index: int
-
-
-@dataclass(slots=True)
-class _Open:
-    """A request and the samples of it that have not ended."""
-
-    request: RolloutRequest
-    params: SamplingParams
-    open: set[int]
-
-
-@dataclass(slots=True)
-class _Held:
-    """A replica with the requests it was given: its own request id to ours, and its sample indices to ours."""
-
-    replica: Replica
-    requests: dict[int, tuple[int, tuple[int, ...]]] = field(default_factory=dict)
-    pending: set[tuple[int, int]] = field(default_factory=set)
-    refused_until: float = 0.0
 
 
 class ReplicaRouter:
@@ -81,8 +48,8 @@ class ReplicaRouter:
         self._settings, self._open_replica, self._flops = settings, open_replica, flops
         self._news = threading.Event()
         self._balancer = Balancer(settings.affinity_margin, settings.max_queued)
-        self._open: dict[int, _Open] = {}
-        self._queue: deque[_Waiting] = deque()
+        self._open: dict[int, OpenSamples] = {}
+        self._queue: deque[Waiting] = deque()
         self._aborted: list[SampleEvent] = []
         self._next_id = self._num_restarts = 0
         self._counts: Counter[str] = Counter()
@@ -93,7 +60,8 @@ class ReplicaRouter:
         self._starting: dict[str, Replica] = {}
         self._deaths: list[str] = []
         self._held = {
-            name: _Held(open_replica(name, self._news.set)) for name in map(str, range(settings.num_replicas))
+            name: HeldReplica(open_replica(name, self._news.set))
+            for name in map(str, range(settings.num_replicas))
         }
         for name in self._held:
             self._balancer.add(name)
@@ -126,8 +94,8 @@ class ReplicaRouter:
         """See `StreamingEngine.submit`: the samples join the end of the queue."""
         request_id, self._next_id = self._next_id, self._next_id + 1
         indices = range(len(request.seeds))
-        self._open[request_id] = _Open(request, params, set(indices))
-        self._queue.extend(_Waiting(request_id, index) for index in indices)
+        self._open[request_id] = OpenSamples(request, params, set(indices))
+        self._queue.extend(Waiting(request_id, index) for index in indices)
         return request_id
 
     def step(self, timeout_s: float = _STEP_WAIT_S) -> list[SampleEvent]:
@@ -203,7 +171,7 @@ class ReplicaRouter:
 
     def _requeue(self, samples: Iterable[tuple[int, int]]) -> None:
         waiting = [
-            _Waiting(request_id, index)
+            Waiting(request_id, index)
             for request_id, index in samples
             if request_id in self._open and index in self._open[request_id].open
         ]
@@ -220,7 +188,7 @@ class ReplicaRouter:
             return []
         return [event for one in news if (event := self._own(name, held, one)) is not None]
 
-    def _own(self, name: str, held: _Held, event: SampleEvent) -> SampleEvent | None:
+    def _own(self, name: str, held: HeldReplica, event: SampleEvent) -> SampleEvent | None:
         """A replica's event under our own request id and sample index."""
         request_id, indices = held.requests[event.request_id]
         index = indices[event.sample_index]
@@ -233,7 +201,7 @@ class ReplicaRouter:
             self._close_sample(name, held, request_id, index)
         return replace(event, request_id=request_id, sample_index=index, finished=finished)
 
-    def _close_sample(self, name: str, held: _Held, request_id: int, index: int) -> None:
+    def _close_sample(self, name: str, held: HeldReplica, request_id: int, index: int) -> None:
         held.pending.discard((request_id, index))
         self._balancer.release(name)
         opened = self._open[request_id]
@@ -273,10 +241,10 @@ class ReplicaRouter:
                 if self._published is not None and self._offer is not None:
                     fresh.end_load(fresh.begin_load(self._offer, self._published), self._published)
             except ReplicaError as error:
-                self._held[name] = _Held(fresh)
+                self._held[name] = HeldReplica(fresh)
                 self._bury(name, ReplicaDiedError(name, f"started anew, and {error.cause}", error.stage))
             else:
-                self._held[name] = _Held(fresh)
+                self._held[name] = HeldReplica(fresh)
                 self._balancer.add(name)
 
     @property
@@ -406,7 +374,7 @@ class ReplicaRouter:
         first. None where replicas cannot say."""
         found = [held.replica.score(prompts) for held in self._held.values()]
         known = [one for one in found if one is not None]
-        return max(known, key=lambda one: _distance(one, known[0]), default=None)
+        return max(known, key=lambda one: distance(one, known[0]), default=None)
 
     @property
     def facts(self) -> dict[str, object]:
@@ -445,9 +413,3 @@ class ReplicaRouter:
         for replica_ in (*self.replicas.values(), *self._starting.values()):
             replica_.close()
         self._files.close()
-
-
-def _distance(one: list[list[float]], other: list[list[float]]) -> float:
-    return sum(
-        abs(a - b) for left, right in zip(one, other, strict=True) for a, b in zip(left, right, strict=True)
-    )
