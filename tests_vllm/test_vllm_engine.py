@@ -1,5 +1,7 @@
 """A real vLLM in another Python: what it samples is what the loaded weights say, before and after they change."""
 
+from contextlib import contextmanager
+
 import pytest
 import torch
 from small_models import FAMILIES, write_small_model
@@ -23,28 +25,41 @@ class Words:
         return " ".join(map(str, ids))
 
 
-@pytest.fixture(scope="module", params=sorted(FAMILIES))
-def served(request, python, tmp_path_factory):
+@contextmanager
+def vllm_serving(python, folder, family, kv_cache_gb):
     """vLLM serving a small model of a family, and the same model here."""
-    folder = write_small_model(tmp_path_factory.mktemp("vllm") / "model", request.param)
+    write_small_model(folder / "model", family)
     settings = VllmSection(
-        python=python, enforce_eager=True, kv_cache_gb=0.05, max_num_seqs=16, max_num_batched_tokens=512
+        python=python,
+        enforce_eager=True,
+        kv_cache_gb=kv_cache_gb,
+        max_num_seqs=16,
+        max_num_batched_tokens=512,
+        block_size=32,  # short prompts fill pages too, so that there is something to reuse
     )
-    arguments = engine_arguments(settings, ServedModel(str(folder), "float32", 96, 0, on_cpu=True))
+    arguments = engine_arguments(settings, ServedModel(str(folder / "model"), "float32", 96, 0, on_cpu=True))
     command = ChildCommand(
         "paceline.rollout.foreign.vllm_worker",
         {"arguments": arguments, "sleep_level": 1},
         python,
         process_environment(settings),
     )
-    log = folder.parent / "vllm.log"
+    log = folder / "vllm.log"
     engine = RemoteEngine(
         "0", lambda notify: EngineChild("0", command, log, notify), Words(), RemoteLimits(PATIENT, PATIENT)
     )
     engine.wait_ready()
-    model = AutoModelForCausalLM.from_pretrained(folder).float().eval()
-    yield engine, model
-    engine.close()
+    model = AutoModelForCausalLM.from_pretrained(folder / "model").float().eval()
+    try:
+        yield engine, model
+    finally:
+        engine.close()
+
+
+@pytest.fixture(scope="module", params=sorted(FAMILIES))
+def served(request, python, tmp_path_factory):
+    with vllm_serving(python, tmp_path_factory.mktemp("vllm"), request.param, kv_cache_gb=0.05) as both:
+        yield both
 
 
 def weights(model):
@@ -107,10 +122,13 @@ def test_changed_weights_are_used_with_a_prompt_seen_before(served):
     engine.load_weights(weights(model), 1)
     before = assert_equal_to_a_recompute(engine, model)
     assert_equal_to_a_recompute(engine, model)
+    cached = engine.stats.num_cached_tokens
+    assert cached == 3 * 4 * 32  # every sample's prompt was there
     for version in (2, 3):
         change(model)
         engine.load_weights(weights(model), version)
         after = assert_equal_to_a_recompute(engine, model)
+        assert engine.stats.num_cached_tokens < cached  # within the groups of this rollout only
     assert [[s.token_ids for s in g] for g in before] != [[s.token_ids for s in g] for g in after]
     assert engine.stats.num_generated_tokens == sum(len(s.token_ids) for g in after for s in g)
 
@@ -199,3 +217,22 @@ def test_a_request_beyond_the_context_is_refused_at_once(served):
     too_long = RolloutRequest(Prompt("p", tuple(range(3, 90)), ""), (0,), 20)
     with pytest.raises(ValueError, match=r"87 \+ 20 tokens exceed the engine's context of 96"):
         engine.submit(too_long, SamplingParams(1.0, STOP))
+
+
+def test_a_full_cache_preempts_which_is_counted_and_changes_no_logprob(python, tmp_path):
+    """Half a megabyte holds 512 tokens of this model; twelve samples of up to 87 tokens need twice that."""
+    with vllm_serving(python, tmp_path, "llama", kv_cache_gb=0.0005) as (engine, model):
+        engine.load_weights(weights(model), 0)
+        asked = requests(3, 4, limit=50)
+        groups = engine.generate(asked, SamplingParams(1.0, STOP, ignore_stop=True))
+        assert engine.stats.num_preemptions > 0
+        for request, group in zip(asked, groups, strict=True):
+            for sample in group:
+                assert len(sample.token_ids) == 50
+                torch.testing.assert_close(
+                    torch.tensor(sample.logprobs),
+                    recomputed(model, request, sample, 1.0),
+                    rtol=0,
+                    atol=THREE_DECIMALS,
+                    check_dtype=False,
+                )

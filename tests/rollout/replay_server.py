@@ -38,6 +38,10 @@ def replay_server(exchanges, events_until=None):
                 ),
                 {"status": 404, "response": {"error": f"not recorded: {self.command} {path} {body}"}},
             )
+            if "times" in found:  # said so often, then the next in the recording
+                found["times"] -= 1
+                if not found["times"]:
+                    exchanges.remove(found)
             self.send_response(found["status"])
             self.end_headers()
             if "events" in found:

@@ -103,6 +103,22 @@ def test_a_request_the_server_refuses_is_said_with_its_status():
             engine.generate([REQUEST], PARAMS)
 
 
+def test_a_full_server_is_waited_for_by_the_sample_it_turned_away():
+    full = {
+        "method": "POST",
+        "path": "/generate",
+        "request": {"rid": "paceline-0-0-7"},
+        "status": 503,
+        "times": 2,
+    }
+    with replay_server([full, *EXCHANGES]) as (address, asked):
+        engine = engine_at(address)
+        engine.load_weights(WEIGHTS, version=7)
+        (first, second) = engine.generate([REQUEST], PARAMS)[0]
+        assert (first.token_ids, second.token_ids) == ((9, 8, 2), (4, 3, 6, 5))
+        assert len([path for _, path, _ in asked if path == "/generate"]) == 4
+
+
 def test_a_server_that_is_not_there_is_named_with_its_address():
     engine = engine_at("http://127.0.0.1:9", start_s=0.5)
     with pytest.raises(ReplicaDiedError, match=r"worker 0, stage setup: http://127.0.0.1:9 does not serve"):

@@ -23,6 +23,8 @@ from paceline.rollout.server.http import HttpEndpoint, ServerSaidNoError
 
 _POLL_S = 0.5
 _CLOSE_GRACE_S = 10.0
+_FULL = frozenset({429, 503})
+_FULL_PAUSE_S = 1.0
 
 
 class ServerApi(Protocol):
@@ -145,6 +147,23 @@ class ServerLink:
         finally:
             with self._lock:
                 self._streams.pop((request_id, index), None)
+
+    def _streamed(
+        self, order: Message, index: int, version: int, opened: Callable[[Callable[[], None]], None]
+    ) -> bool:
+        """Reads one sample's stream to its end; False where the server is full. It waits for it in this thread, and only
+        this sample does; `silent_s` bounds it, after which the router does the sample elsewhere."""
+        finish = None
+        try:
+            for tokens, logprobs, finish in self._api.generate(order, index, opened):
+                self._put((version, [order["id"], index, tokens, logprobs, finish]))
+        except ServerSaidNoError as error:
+            if error.status in _FULL and order["id"] not in self._aborted:
+                return False
+            raise
+        if finish is None:
+            raise ConnectionError("the stream ended before the sample did")
+        return True
 
     def _put(self, news: tuple[int, TokenRow] | ReplicaError) -> None:
         self._inbox.put(news)
