@@ -127,17 +127,14 @@ class ServerLink:
                 if request_id in self._aborted:
                     raise ConnectionAbortedError
 
-        finish = None
         try:
-            for tokens, logprobs, finish in self._api.generate(order, index, opened):
-                self._put((version, [request_id, index, tokens, logprobs, finish]))
-            if finish is None:
-                raise ConnectionError("the stream ended before the sample did")
+            while not self._streamed(order, index, version, opened):
+                time.sleep(_FULL_PAUSE_S)
         except (
             OSError,
             ValueError,
             AttributeError,
-        ) as error:  # closed in our own hands, it fails in many ways
+        ) as error:  # ended in our own hands, it fails in many ways
             if request_id in self._aborted:
                 self._put((version, [request_id, index, [], [], "abort"]))
             else:
@@ -151,7 +148,7 @@ class ServerLink:
     def _streamed(
         self, order: Message, index: int, version: int, opened: Callable[[Callable[[], None]], None]
     ) -> bool:
-        """Reads one sample's stream to its end; False where the server is full. It waits for it in this thread, and only
+        """Reads a sample's stream to its end; False where the server is full. It waits for it in this thread, and only
         this sample does; `silent_s` bounds it, after which the router does the sample elsewhere."""
         finish = None
         try:

@@ -6,6 +6,7 @@ sleep. It reports log-probs of the distribution sampled from, temperature includ
 """
 
 import os
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -20,6 +21,7 @@ class SglangApi:
         self.endpoint, self._can_sleep = endpoint, can_sleep
         self._num_generated = self._num_prompt = self._num_cached = 0
         self._version = 0
+        self._counting = threading.Lock()
 
     def facts(self) -> Message:
         """Model and versions of the server."""
@@ -66,7 +68,7 @@ class SglangApi:
 
             opened(abort)
 
-        num_seen, finish = 0, None
+        num_seen = 0
         for chunk in self.endpoint.events("/generate", body, opened_here):
             if "error" in chunk:
                 raise ConnectionError(f"the stream ended with {chunk['error']}")
@@ -76,11 +78,13 @@ class SglangApi:
             fresh = entries[len(entries) - (total - num_seen) :] if total > num_seen else []
             num_seen = total
             reason = meta.get("finish_reason")
+            if reason:  # counted before the last tokens go out: what is over is in the statistics
+                with self._counting:
+                    self._num_generated += num_seen
+                    self._num_prompt += meta["prompt_tokens"]
+                    self._num_cached += meta.get("cached_tokens", 0)
             finish = reason["type"] if reason else None
             yield [entry[1] for entry in fresh], [entry[0] for entry in fresh], finish
-        self._num_generated += num_seen
-        self._num_prompt += meta["prompt_tokens"]
-        self._num_cached += meta.get("cached_tokens", 0)
 
     def call(self, name: str, arguments: Message) -> Any:
         """See `ServerApi.call`."""
