@@ -115,7 +115,7 @@ def test_episodes_are_the_same_whatever_runs_beside_them(tmp_path):
 
 
 def program_config(tmp_path, program):
-    agent = {"program": f"tiny_agents:{program}", "workers": 2, "timeout_s": 60.0}
+    agent = {"program": f"tiny_agents:{program}", "workers": 2, "timeout_s": 240.0}
     return episode_config(
         tmp_path,
         agent,
