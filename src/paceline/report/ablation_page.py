@@ -172,7 +172,11 @@ def _seconds(value: float | None) -> str:
 
 
 def _figure_table(found: Ablation, words: Words) -> Table:
-    present = [key for key, _ in _FIGURES if any(key in row.figures for row in found.rows)]
+    present = [
+        key
+        for key, _ in _FIGURES  # a figure that is zero everywhere was not measured: device memory on a CPU
+        if any(key in row.figures and row.figures[key].feature for row in found.rows)
+    ]
     columns = [
         Column(words("ablation.arm"), is_text=True),
         *(Column(words(f"ablation.{key}")) for key in present),

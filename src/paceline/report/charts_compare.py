@@ -45,10 +45,12 @@ def stages_side_by_side(changes: Sequence[Change], names: tuple[str, str], words
     return Chart("compare-stages", words("compare.stages"), words("compare.stages-caption"), figure, height)
 
 
-def step_times(first: RunData, second: RunData, names: tuple[str, str], words: Words) -> Chart | None:
+def step_times(
+    first: RunData, second: RunData, names: tuple[str, str], height: int, words: Words
+) -> Chart | None:
     """Seconds of every step of both runs."""
     series = [[(step.step or 0, step.wall_s) for step in run.steps] for run in (first, second)]
-    return _over_steps("compare-time", "compare.time", series, names, "axis.seconds", words)
+    return _over_steps("compare-time", "compare.time", series, names, "axis.seconds", words, height)
 
 
 def metric_over_steps(
@@ -66,6 +68,7 @@ def _over_steps(
     names: tuple[str, str],
     unit: str | None,
     words: Words,
+    height: int = 260,
 ) -> Chart | None:
     numbers = [step for line in series for step, value in line if math.isfinite(value)]
     if not numbers:
@@ -77,4 +80,4 @@ def _over_steps(
     number_steps(figure, min(numbers), max(numbers), words("axis.step"))
     if unit:
         figure.update_yaxes(title_text=words(unit), rangemode="tozero")
-    return Chart(key, words(title), words(f"{title}-caption"), figure, 260, True)
+    return Chart(key, words(title), words(f"{title}-caption"), figure, height, True)

@@ -114,7 +114,12 @@ def _tile(
     note = words("compare.unknown")
     if first and second is not None:
         note = words("compare.by", change=f"{(second / first - 1) * 100:+.1f}\u202f%".replace("-", "−"))
-    return Tile(words(f"compare.{key}"), f"{form(first)} → {form(second)}", note, wide=key == "step_time_s")
+    return Tile(
+        words(f"compare.{key}"),
+        f"{form(first)} → {form(second)}",
+        note,
+        wide=key in ("step_time_s", "tokens_per_s"),
+    )
 
 
 _TILES: tuple[tuple[str, Callable[[float | None], str]], ...] = (
@@ -139,7 +144,7 @@ _FIGURES: tuple[tuple[str, Callable[[float | None], str]], ...] = (
     ("accuracy_before", formats.share),
     ("accuracy_after", formats.share),
     ("eval_loss_after", formats.number),
-    ("num_ranks", formats.number),
+    ("num_ranks", lambda value: formats.UNKNOWN if value is None else formats.count(value)),
 )
 """Figures of `report_figures` and how they are written; labels are the texts `compare.FIGURE`."""
 
@@ -168,10 +173,10 @@ def _time(
 ) -> list[Block]:
     if not changes:
         return []
+    by_stage = stages_side_by_side(changes, names, words)
+    over_steps = step_times(first, second, names, by_stage.height if by_stage else 260, words)
     return [
-        *charts(
-            [stages_side_by_side(changes, names, words), step_times(first, second, names, words)], "pair"
-        ),
+        *charts([by_stage, over_steps], "pair"),
         _stage_table(changes, names, words),
     ]
 
