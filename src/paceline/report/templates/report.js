@@ -66,7 +66,8 @@
       button.addEventListener("click", () => choose(button));
     }
     window.addEventListener("beforeprint", () => {
-      draw(false, (place) => (place.closest(".pair, .grid") ? HALF_WIDTH : PRINTED_WIDTH));
+      const isHalf = (place) => (place.closest(".pair, .grid")?.children.length || 0) > 1;
+      draw(false, (place) => (isHalf(place) ? HALF_WIDTH : PRINTED_WIDTH));
     });
     window.addEventListener("afterprint", () => draw(dark.matches));
   };
