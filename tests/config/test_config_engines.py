@@ -30,6 +30,8 @@ REFUSED = [
     ({**vllm(), "exact": True}, "rollout.exact", "kernels of its own"),
     ({**vllm(), "speculation": "auto"}, "rollout.speculation", "options of its own"),
     ({"speculation": "on", "cache": "slots"}, "rollout.cache", "verifies no drafts"),
+    ({**vllm(), "oversample": 2}, "rollout.engine", "does not go with rollout.oversample"),
+    ({"oversample": 2, "replay": "somewhere"}, "rollout.replay", "does not go with rollout.oversample"),
     ({"draft_tokens": 4}, "rollout.draft_tokens", "while rollout.speculation is off"),
     (vllm(max_num_batched_tokens=100), "rollout.vllm.max_num_batched_tokens", "one token for each"),
     (

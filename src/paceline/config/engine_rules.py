@@ -105,6 +105,28 @@ def drafts_can_be_verified(config: Config) -> ConfigError | None:
     return None
 
 
+def over_sampling_can_stop(config: Config) -> ConfigError | None:
+    """Which groups are complete is known where all of them are sampled, round by round."""
+    rollout = config.rollout
+    if not rollout.oversample:
+        return None
+    in_the_way = {
+        "rollout.engine": (rollout.engine != "native", rollout.engine, "native"),
+        "rollout.num_replicas": (rollout.num_replicas > 1, rollout.num_replicas, "1"),
+        "cluster.num_devices": (config.cluster.num_devices > 1, config.cluster.num_devices, "1"),
+        "algorithm.dynamic_sampling": (bool(config.algorithm.dynamic_sampling), True, "false"),
+        "rollout.record": (rollout.record is not None, rollout.record, "null"),
+        "rollout.replay": (rollout.replay is not None, rollout.replay, "null"),
+        "agent.tools": (bool(config.agent.tools), list(config.agent.tools), "[]"),
+        "agent.program": (config.agent.program is not None, config.agent.program, "null"),
+    }
+    for key, (is_set, value, nearest) in in_the_way.items():
+        if is_set:
+            rule = "does not go with rollout.oversample"
+            return ConfigError(key, value, rule, f"{nearest}, or rollout.oversample: 0")
+    return None
+
+
 def vllm_batches_can_be_scheduled(config: Config) -> ConfigError | None:
     if config.rollout.engine != "vllm":
         return None
@@ -222,6 +244,7 @@ ENGINE_RULES = (
     cache_settings_belong_to_the_engine,
     exact_rollouts_are_native,
     drafts_can_be_verified,
+    over_sampling_can_stop,
     vllm_batches_can_be_scheduled,
     vllm_graphs_are_used,
     vllm_runs_in_one_place,

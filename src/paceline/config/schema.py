@@ -277,6 +277,10 @@ class RolloutSection(Section):
     """rollout.speculation: most tokens told in advance per sample and round."""
     speculate_below: Positive = 16
     """rollout.speculation: only while at most this many samples run and none wait: the tail of a rollout."""
+    oversample: NonNegative = 0
+    """Prompts that every step begins beyond batch.num_prompts: as soon as that many groups are complete, the others are
+    aborted, so that no step waits for its longest samples. Their prompts are used up, and what is trained on leans
+    towards short responses (rollout/dropped_length_ratio). One process."""
     exact: bool = False
     """Products and attention, in the engine and in training, whose results for a token are the same bits whatever is
     computed beside it: sampled log-probs then equal the trainer's bit for bit. Slower; needs pages."""

@@ -1,9 +1,15 @@
 """Over-sampling: more groups are begun than a step needs, and the rest is aborted once enough are complete."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from paceline.rollout.protocol import OnSample, RolloutRequest, SamplingParams, StreamingEngine
+from paceline.rollout.protocol import (
+    OnSample,
+    RolloutRequest,
+    SampleEvent,
+    SamplingParams,
+    StreamingEngine,
+)
 from paceline.types import Sample
 
 
@@ -44,7 +50,7 @@ def generate_enough(
     on_sample: OnSample | None = None,
 ) -> EarlyStopped:
     """Samples all requests until `num_groups` of them are complete; of those that complete in one round, the first
-    requests count. `on_sample` is called with finished samples, some of which may be dropped later.
+    requests count. `on_sample` is called with the samples of a group once it is known to be kept.
 
     Raises:
         ValueError: there are fewer requests, or one does not fit.
@@ -55,43 +61,47 @@ def generate_enough(
     if engine.has_work:
         raise RuntimeError("over-sampling needs an engine without work")
     found: list[dict[int, Sample]] = [{} for _ in requests]
+    kept: list[int] = []
     numbers: dict[int, int] = {}
     try:
         for index, request in enumerate(requests):
             numbers[engine.submit(request, params)] = index
-        while _num_complete(requests, found) < num_groups:
-            for event in engine.step():
-                if event.finished is not None:
-                    index = numbers[event.request_id]
-                    found[index][event.sample_index] = event.finished
-                    if on_sample is not None:
-                        on_sample(index, event.finished)
+        while len(kept) < num_groups:
+            for index in _completed(engine.step(), numbers, requests, found)[: num_groups - len(kept)]:
+                kept.append(index)
+                if on_sample is not None:
+                    for sample in _in_order(found[index]):
+                        on_sample(index, sample)
     finally:
         for request_id, index in numbers.items():
-            for event in engine.abort(request_id):
-                if event.finished is not None:
-                    found[index].setdefault(event.sample_index, event.finished)
-    return _split(requests, found, num_groups)
+            _take(engine.abort(request_id), {request_id: index}, found)
+    kept.sort()
+    dropped = [s for index, samples in enumerate(found) if index not in kept for s in _in_order(samples)]
+    return EarlyStopped(tuple(kept), tuple(tuple(_in_order(found[index])) for index in kept), tuple(dropped))
 
 
-def _is_complete(request: RolloutRequest, samples: dict[int, Sample]) -> bool:
-    return len(samples) == len(request.seeds) and all(s.finish_reason != "abort" for s in samples.values())
+def _completed(
+    events: Sequence[SampleEvent],
+    numbers: Mapping[int, int],
+    requests: Sequence[RolloutRequest],
+    found: list[dict[int, Sample]],
+) -> list[int]:
+    """Requests, in order, whose last sample has just finished."""
+    touched = _take(events, numbers, found)
+    return sorted(index for index in touched if len(found[index]) == len(requests[index].seeds))
 
 
-def _num_complete(requests: Sequence[RolloutRequest], found: Sequence[dict[int, Sample]]) -> int:
-    return sum(_is_complete(request, samples) for request, samples in zip(requests, found, strict=True))
+def _take(
+    events: Sequence[SampleEvent], numbers: Mapping[int, int], found: list[dict[int, Sample]]
+) -> set[int]:
+    touched = set()
+    for event in events:
+        if event.finished is not None:
+            index = numbers[event.request_id]
+            found[index][event.sample_index] = event.finished
+            touched.add(index)
+    return touched
 
 
-def _split(
-    requests: Sequence[RolloutRequest], found: Sequence[dict[int, Sample]], num_groups: int
-) -> EarlyStopped:
-    complete = [index for index, request in enumerate(requests) if _is_complete(request, found[index])]
-    kept = complete[:num_groups]
-    groups = [tuple(found[index][sample] for sample in sorted(found[index])) for index in kept]
-    dropped = [
-        found[index][sample]
-        for index in range(len(requests))
-        if index not in kept
-        for sample in sorted(found[index])
-    ]
-    return EarlyStopped(tuple(kept), tuple(groups), tuple(dropped))
+def _in_order(samples: Mapping[int, Sample]) -> list[Sample]:
+    return [samples[index] for index in sorted(samples)]

@@ -14,7 +14,9 @@ from paceline.data.tasks import max_new_tokens_for
 from paceline.engine.meeting import meet
 from paceline.engine.sharding import unsharded
 from paceline.rewards.combination import SourcedRewards
-from paceline.rollout import RolloutRequest, SamplingParams
+from paceline.rollout import NativeEngine, PagedEngine, RolloutRequest, SamplingParams
+from paceline.rollout.early_stop import generate_enough
+from paceline.rollout.protocol import OnSample
 from paceline.schedules.agent_setup import completion_of
 from paceline.schedules.recorded_rollouts import replay_groups
 from paceline.schedules.setup import Run
@@ -71,13 +73,18 @@ def collect_groups(run: Run, step: int) -> Rollout:
 
     With dynamic sampling (DAPO, Yu et al. 2025) groups whose members all score alike are dropped and new prompts are
     sampled in their place, at most `algorithm.max_generations` times; then the step trains on what it has.
+
+    With over-sampling the step trains on the groups that are complete first; the prompts of the others are used up.
     """
     settings = run.config.algorithm
     with run.ledger.span("data", cause="data"):
         prompts = run.loader.next_batch()
+        enough = len(prompts)
+        prompts += run.loader.extra(run.config.rollout.oversample)
     if not settings.dynamic_sampling:
         return Rollout(
-            tuple(sample_and_score(run, prompts, step)), tuple(prompt.prompt_id for prompt in prompts)
+            tuple(sample_and_score(run, prompts, step, enough)),
+            tuple(prompt.prompt_id for prompt in prompts),
         )
     wanted = len(prompts)
     used: list[str] = []
@@ -96,15 +103,20 @@ def collect_groups(run: Run, step: int) -> Rollout:
     return Rollout(tuple(kept), tuple(used), num_generations, num_dropped, is_exhausted=len(kept) < wanted)
 
 
-def sample_and_score(run: Run, prompts: Sequence[Prompt], step: int) -> list[Group]:
-    """One group per prompt at the training temperature; seeds follow from master seed, prompt, sample and step."""
+def sample_and_score(
+    run: Run, prompts: Sequence[Prompt], step: int, enough: int | None = None
+) -> list[Group]:
+    """One group per prompt at the training temperature; seeds follow from master seed, prompt, sample and step.
+
+    `enough`: of how many prompts, those whose groups are complete first; None is all.
+    """
     requests = [rollout_request(run, prompt, run.config.batch.num_samples, step) for prompt in prompts]
     temperature = run.config.rollout.temperature
     if run.replay is not None:
         params = SamplingParams(temperature, run.stop_token_ids, run.config.rollout.ignore_eos)
         with run.ledger.span("rollout", "replay", cause="data"):
             return replay_groups(run.replay, step, requests, params)
-    groups = generate_groups(run, requests, temperature)
+    groups = generate_groups(run, requests, temperature, enough)
     if run.recorder is not None:
         with run.ledger.span("rollout", "record", cause="data"):
             run.recorder.add(step, groups)
@@ -118,18 +130,21 @@ def rollout_request(run: Run, prompt: Prompt, num_samples: int, step: int) -> Ro
     return RolloutRequest(prompt, tuple(seeds), limit)
 
 
-def generate_groups(run: Run, requests: Sequence[RolloutRequest], temperature: float) -> list[Group]:
-    """Generates and scores; a sample goes to the reward's sources the moment it is finished.
+def generate_groups(
+    run: Run, requests: Sequence[RolloutRequest], temperature: float, enough: int | None = None
+) -> list[Group]:
+    """Generates and scores; a sample goes to the reward's sources the moment it is finished (over-sampled: the moment
+    its group is known to be kept).
 
     Each rank does its share, with the whole weights; every rank gets all groups.
     """
     if not isinstance(run.pool, SourcedRewards):
-        return _generate_groups(run, run.pool, requests, temperature)
-    return run.pool.compare(_generate_groups(run, run.pool, requests, temperature))
+        return _generate_groups(run, run.pool, requests, temperature, enough)
+    return run.pool.compare(_generate_groups(run, run.pool, requests, temperature, enough))
 
 
 def _generate_groups(
-    run: Run, rewards: Rewards[P], requests: Sequence[RolloutRequest], temperature: float
+    run: Run, rewards: Rewards[P], requests: Sequence[RolloutRequest], temperature: float, enough: int | None
 ) -> list[Group]:
     parts = own_parts(requests, run.mesh.world_size, run.mesh.rank)
     pending: dict[tuple[int, int], P] = {}
@@ -147,23 +162,38 @@ def _generate_groups(
     waits_for: Cause | None = None if shares_weights(run.config) else "queue"
     with whole_weights(run), run.ledger.span("rollout", cause=waits_for) as span:
         begin = time.perf_counter()
-        generated = (run.agent or run.engine).generate([part.request for part in parts], params, submit)
+        kept, generated = _generate(run, parts, params, submit, enough)
         run.finish_s = tuple(finish_s)
         stats = run.engine.stats
-        num_bytes = least_traffic(run, parts, generated)
+        num_bytes = least_traffic(run, [parts[index] for index in kept], generated)
         span.add(tokens=stats.num_generated_tokens, flops=stats.flops, num_bytes=num_bytes)
         if sleeps_between_rollouts(run.config):
             run.engine.sleep()
     with run.ledger.span("reward", cause="queue"):
         rewards.flush()
         scored = [
-            (part.own(sample), rewards.gather([pending[index, sample.sample_index]])[0])
-            for index, (part, samples) in enumerate(zip(parts, generated, strict=True))
+            (parts[index].own(sample), rewards.gather([pending[index, sample.sample_index]])[0])
+            for index, samples in zip(kept, generated, strict=True)
             for sample in samples
         ]
     meet(run.mesh, run.ledger, "the others' samples")
+    wanted = requests if run.over_sampled is None else [requests[index] for index in kept]
     with run.ledger.span("rollout", "exchange", cause="communication"):
-        return into_groups(requests, chain.from_iterable(run.mesh.gather_objects(scored)))
+        return into_groups(wanted, chain.from_iterable(run.mesh.gather_objects(scored)))
+
+
+def _generate(
+    run: Run, parts: Sequence[Part], params: SamplingParams, submit: OnSample, enough: int | None
+) -> tuple[Sequence[int], Sequence[tuple[Sample, ...]]]:
+    """Which parts were generated (over-sampling leaves some out), and their samples."""
+    requests = [part.request for part in parts]
+    run.over_sampled = None
+    if enough is None or enough >= len(requests):
+        return range(len(parts)), (run.agent or run.engine).generate(requests, params, submit)
+    assert isinstance(run.engine, NativeEngine | PagedEngine)  # config/engine_rules.py
+    run.engine.begin_stats()
+    run.over_sampled = generate_enough(run.engine, requests, params, enough, submit)
+    return run.over_sampled.complete, run.over_sampled.groups
 
 
 def least_traffic(run: Run, parts: Sequence[Part], generated: Sequence[Sequence[Sample]]) -> int:

@@ -31,6 +31,7 @@ from paceline.model.packing_probe import ProbeResult, probe_packing
 from paceline.rewards.combination import SourcedRewards
 from paceline.rewards.pool import RewardPool
 from paceline.rollout import RolloutEngine, RolloutStats
+from paceline.rollout.early_stop import EarlyStopped
 from paceline.rollout.recording import ReplayEngine, RolloutRecorder
 from paceline.schedules.agent_setup import check_agent, open_agent
 from paceline.schedules.critic_setup import open_critic
@@ -97,6 +98,8 @@ class Run:
     """Plays episodes on the engine; None where samples are single answers."""
     finish_s: tuple[float, ...] = ()
     """Seconds from the last rollout's begin until each of this rank's samples had finished."""
+    over_sampled: EarlyStopped | None = None
+    """What the last rollout kept and dropped; None where it began no more groups than it needed."""
     replay: ReplayEngine | None = None
     """Gives training its samples in the engine's place."""
 

@@ -24,6 +24,7 @@ def record_rollout(run: Run, rollout: Rollout, batch: CreditedBatch, metrics: Me
     _record_engine(run.rollout_stats, metrics)
     if run.replay is None:
         _record_tail(run, metrics)
+        _record_over_sampling(run, metrics)
     if run.agent is not None:
         record_agent(run.agent.counts, metrics)
     if isinstance(run.pool, SourcedRewards):
@@ -62,6 +63,18 @@ def record_rollout(run: Run, rollout: Rollout, batch: CreditedBatch, metrics: Me
     metrics.add("epoch", run.loader.epoch)
     for alarm in reward_alarms(verdicts):
         run.display.note(f"  ALARM: {alarm}")
+
+
+def _record_over_sampling(run: Run, metrics: MetricAccumulator) -> None:
+    found = run.over_sampled
+    if found is None:
+        return
+    num_groups = len({sample.prompt_id for sample in found.dropped})
+    metrics.add("rollout/dropped_groups", num_groups)
+    metrics.add("rollout/dropped_samples", len(found.dropped))
+    metrics.add("rollout/dropped_tokens", found.num_dropped_tokens)
+    if found.dropped:
+        metrics.add("rollout/dropped_length_ratio", found.length_ratio, len(found.dropped))
 
 
 def _record_tail(run: Run, metrics: MetricAccumulator) -> None:

@@ -185,6 +185,10 @@ rollout/finish_p50_s | max | s | From a rollout's begin until half of a device's
 rollout/finish_p90_s | max | s | The same for 90 % of them.
 rollout/finish_p99_s | max | s | The same for 99 % of them.
 rollout/finish_last_s | max | s | The same for all of them.
+rollout/dropped_groups | sum | groups | Groups that over-sampling aborted because enough others were complete.
+rollout/dropped_samples | sum | samples | Their samples, finished ones included.
+rollout/dropped_tokens | sum | tokens | Tokens that had been sampled for them.
+rollout/dropped_length_ratio | mean | ratio | Mean length of dropped samples so far over that of kept ones.
 rollout/tail_s | max | s | How long the last 5 % of the samples (at least one) ran with no others beside them.
 rollout/tail_idle_s | sum | s | Device-seconds idle in that time: the share of unused slots times the time.
 rollout/preemptions | sum | samples | Samples that gave their pages up because the cache was full, and went on later.

@@ -75,6 +75,10 @@ class NativeEngine:
         """Counts since the last `generate` began."""
         return self._stats
 
+    def begin_stats(self) -> None:
+        """Counts from here on, for work that comes in single rounds."""
+        self._stats = RolloutStats()
+
     @property
     def has_work(self) -> bool:
         """See `StreamingEngine.has_work`. Events that are still to be handed over count."""
