@@ -4,6 +4,7 @@ import os
 import signal
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -17,7 +18,7 @@ from paceline.rollout.remote.engine import RemoteEngine, RemoteLimits
 from paceline.rollout.remote.weight_files import WeightTransfer
 from paceline.rollout.router import Balancer, ReplicaRouter, RouterSettings
 from paceline.sync import WeightSyncError
-from paceline.types import Prompt
+from paceline.types import Prompt, Sample
 
 ANY_LENGTH = SamplingParams(1.0, frozenset({2}))
 WHOLE_LENGTH = SamplingParams(1.0, frozenset({2}), ignore_stop=True)
@@ -276,6 +277,16 @@ def test_aborted_samples_keep_their_tokens_and_go_on_through_prefixes(router):
     assert [sample.token_ids for sample in group] == expected(request)
     begun = [sample for index, sample in enumerate(group) if aborted[index].token_ids]
     assert all(sample.weight_version == 0 and set(sample.token_versions) == {0, 3} for sample in begun)
+
+
+def test_prefixes_keep_their_loss_masks_and_finished_ones_come_back_as_they_are(router):
+    together = router(2)
+    (request,) = requests(1, 2, limit=6)
+    tool = Sample("p0", 0, (7, 8), (0.0, -1.0), (0, 1), "abort", 0, 0, "")
+    whole = Sample("p0", 1, (9, 2), (-1.0, -2.0), (1, 0), "stop", 0, 1, "")
+    (group,) = together.generate([replace(request, prefixes=(tool, whole))], WHOLE_LENGTH)
+    assert group[0].token_ids[:2] == (7, 8) and group[0].loss_mask == (0, 1, 1, 1, 1, 1)
+    assert (group[1].token_ids, group[1].loss_mask, group[1].finish_reason) == ((9, 2), (1, 0), "stop")
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ def toy_token(prompt, seed, position):
 class ToyEngine:
     def __init__(self, setup):
         self.version, self.setup = 0, setup
-        self.running = {}
+        self.running, self.ended = {}, []
         self.wake_failures = setup.get("wake_failures", 0)
         self.asleep = self.half_awake = False
         self.counts = {"num_generated_tokens": 0, "num_prefill_tokens": 0, "num_decode_steps": 0}
@@ -27,13 +27,16 @@ class ToyEngine:
 
     @property
     def has_work(self):
-        return bool(self.running)
+        return bool(self.running or self.ended)
 
     def submit(self, order):
         assert not self.asleep, "generating while asleep"
         self.counts["num_prefill_tokens"] += len(order["prompt"])
         for index, sample in enumerate(order["samples"]):
-            self.running[order["id"], index] = (order, sample, len(sample["prefix"]))
+            if sample["ended"]:
+                self.ended.append([order["id"], index, [], [], sample["ended"]])
+            else:
+                self.running[order["id"], index] = (order, sample, len(sample["prefix"]))
 
     def abort(self, request_id):
         ended = [key for key in self.running if key[0] == request_id]
@@ -43,7 +46,7 @@ class ToyEngine:
 
     def step(self):
         time.sleep(self.setup.get("delay_s", 0.0))
-        rows = []
+        rows, self.ended = self.ended, []
         for key, (order, sample, position) in list(self.running.items()):
             if len(rows) == self.setup.get("max_running", 64):
                 break

@@ -71,8 +71,8 @@ class VllmCore:
         if self._asleep:
             raise RuntimeError("asleep: generating now would never end")
         for index, sample in enumerate(order["samples"]):
-            if (reason := _has_ended(order, sample)) is not None:
-                self._stash.append([order["id"], index, [], [], reason])
+            if sample["ended"] is not None:
+                self._stash.append([order["id"], index, [], [], sample["ended"]])
                 continue
             params = self._params(order, sample)
             prompt = {
@@ -219,11 +219,3 @@ class VllmCore:
             "num_slots": self._engine.vllm_config.scheduler_config.max_num_seqs,
             "cache_bytes": int(getattr(cache, "kv_cache_memory_bytes", None) or 0),
         }
-
-
-def _has_ended(order: Message, sample: Message) -> str | None:
-    """Why a sample that goes on from a prefix has ended already."""
-    prefix = sample["prefix"]
-    if prefix and not order["ignore_stop"] and prefix[-1] in order["stop"]:
-        return "stop"
-    return "length" if len(prefix) >= order["max_new_tokens"] else None

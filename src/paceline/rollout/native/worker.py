@@ -126,11 +126,12 @@ class NativeWorker:
 
 
 def _prefix(sample: Message, index: int) -> Sample | None:
+    """The prefix as far as sampling goes: log-probs, masks and versions are kept where the whole is put together."""
     tokens = tuple(sample["prefix"])
-    if not tokens:
+    if not tokens and sample["ended"] is None:
         return None
-    mask = (1,) * len(tokens)
-    return Sample("", index, tokens, tuple(sample["prefix_logprobs"]), mask, "abort", 0, sample["seed"], "")
+    size, ended = len(tokens), sample["ended"] or "abort"
+    return Sample("", index, tokens, (0.0,) * size, (1,) * size, ended, 0, sample["seed"], "")
 
 
 def main(fd: int, setup: Message) -> None:

@@ -21,6 +21,7 @@ class _Partial:
     tokens: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     versions: list[int] = field(default_factory=list)
+    loss_mask: list[int] = field(default_factory=list)
 
 
 class OpenRequest:
@@ -35,7 +36,7 @@ class OpenRequest:
         if prefix is None:
             return _Partial()
         versions = prefix.token_versions or (prefix.weight_version,) * len(prefix.token_ids)
-        return _Partial(list(prefix.token_ids), list(prefix.logprobs), list(versions))
+        return _Partial(list(prefix.token_ids), list(prefix.logprobs), list(versions), list(prefix.loss_mask))
 
     @property
     def open_samples(self) -> list[int]:
@@ -61,6 +62,7 @@ class OpenRequest:
         partial.tokens += tokens
         partial.logprobs += logprobs
         partial.versions += [version] * len(tokens)
+        partial.loss_mask += [1] * len(tokens)
         sample = None
         if finish is not None:
             sample = self._finished(index, partial, finish, version)
@@ -75,7 +77,7 @@ class OpenRequest:
             sample_index=index,
             token_ids=tuple(partial.tokens),
             logprobs=tuple(partial.logprobs),
-            loss_mask=(1,) * len(partial.tokens),
+            loss_mask=tuple(partial.loss_mask),
             finish_reason=finish,
             weight_version=oldest,
             seed=self.request.seeds[index],
@@ -95,7 +97,7 @@ def submit_order(request_id: int, request: RolloutRequest, params: SamplingParam
             {
                 "seed": seed,
                 "prefix": list(prefix.token_ids) if prefix else [],
-                "prefix_logprobs": list(prefix.logprobs) if prefix else [],
+                "ended": _ended(prefix, request.max_new_tokens),
             }
             for seed, prefix in zip(request.seeds, prefixes, strict=True)
         ],
@@ -104,3 +106,12 @@ def submit_order(request_id: int, request: RolloutRequest, params: SamplingParam
         "stop": sorted(params.stop_token_ids),
         "ignore_stop": params.ignore_stop,
     }
+
+
+def _ended(prefix: Sample | None, max_new_tokens: int) -> FinishReason | None:
+    """Why a sample has nothing left to do: its prefix is finished, or as long as it may be."""
+    if prefix is None:
+        return None
+    if prefix.finish_reason != "abort":
+        return prefix.finish_reason
+    return "length" if len(prefix.token_ids) >= max_new_tokens else None

@@ -114,7 +114,10 @@ class ServerLink:
         if order["order"] == "abort":
             self._end_streams(order["id"])
             return
-        for index in range(len(order["samples"])):
+        for index, sample in enumerate(order["samples"]):
+            if sample["ended"] is not None:
+                self._put((self._version, [order["id"], index, [], [], sample["ended"]]))
+                continue
             arguments = (order, index, self._version)
             threading.Thread(target=self._stream, args=arguments, daemon=True).start()
 
