@@ -27,7 +27,7 @@ class WorkerEngine(Protocol):
         ...
 
     def submit(self, order: Message) -> None:
-        """Takes a request: id, prompt, samples (seed, prefix, ended), max_new_tokens, temperature, stop, ignore_stop."""
+        """Takes id, prompt, samples (seed, prefix, ended), max_new_tokens, temperature, stop, ignore_stop."""
         ...
 
     def abort(self, request_id: int) -> list[TokenRow]:
