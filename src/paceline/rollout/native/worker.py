@@ -19,7 +19,7 @@ from paceline.rollout.native.paged.drafts import DraftSettings
 from paceline.rollout.protocol import RolloutRequest, SampleEvent, SamplingParams
 from paceline.sync.fingerprint import fingerprint
 from paceline.telemetry.ledger import Ledger
-from paceline.types import Prompt, Sample
+from paceline.types import FinishReason, Prompt, Sample
 
 
 class _NoText:
@@ -130,7 +130,8 @@ def _prefix(sample: Message, index: int) -> Sample | None:
     tokens = tuple(sample["prefix"])
     if not tokens and sample["ended"] is None:
         return None
-    size, ended = len(tokens), sample["ended"] or "abort"
+    size = len(tokens)
+    ended: FinishReason = sample["ended"] or "abort"
     return Sample("", index, tokens, (0.0,) * size, (1,) * size, ended, 0, sample["seed"], "")
 
 
