@@ -48,7 +48,7 @@ class SettingChange:
 
 def comparable_steps(run: RunData) -> list[SectionRecord]:
     """The steps that means are taken over: all but the first, which warms up, unless it is the only one."""
-    return run.steps[1:] or run.steps
+    return run.timed_steps[1:] or run.timed_steps
 
 
 def stage_changes(first: RunData, second: RunData) -> list[Change]:

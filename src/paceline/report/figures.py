@@ -117,9 +117,9 @@ def _shares(ledger: Mapping[str, Any]) -> dict[str, float | None]:
 
 def _speed(run: RunData) -> dict[str, float | None]:
     """Rates over all steps: all work over all seconds, not a mean of rates."""
-    totals = stage_totals(run.steps)
+    totals = stage_totals(run.timed_steps)
     peak = peak_of(run)
-    wall = sum(step.wall_s for step in run.steps)
+    wall = sum(step.wall_s for step in run.timed_steps)
     flops = sum(total.flops for total in totals.values())
     actor = totals.get("update_actor")
     has_actor = actor is not None and actor.flops > 0 and actor.self_s > 0

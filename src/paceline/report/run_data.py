@@ -88,6 +88,12 @@ class RunData:
         return self.rank_steps[self.main_ledger.rank] if self.main_ledger else []
 
     @property
+    def timed_steps(self) -> list[SectionRecord]:
+        """Those of `steps` that times are taken from: a profiler makes a step slower. All, where all ran under one."""
+        profiled = {step for step, value in self.series("profiled") if value > 0}
+        return [step for step in self.steps if step.step not in profiled] or self.steps
+
+    @property
     def reward_sources(self) -> list[str]:
         """Names of the reward's sources that have metrics of their own, in the order they appear."""
         names = dict.fromkeys(name for record in self.history.records for name in record.metrics)

@@ -76,7 +76,7 @@ def peak_of(run: RunData) -> float | None:
 
 def stage_rows(run: RunData) -> list[StageRow]:
     """The mean step's stages in the order they run, unaccounted last. They add up to the step."""
-    steps = run.steps
+    steps = run.timed_steps
     wall = sum(step.wall_s for step in steps)
     if not steps or wall <= 0:
         return []

@@ -13,7 +13,8 @@ from transformers import PreTrainedTokenizerBase
 from paceline.config import Config, ConfigError, load_config
 from paceline.config.schema import ModelSection
 from paceline.model.loading import CausalModel, load_model, load_tokenizer, resolve_device
-from paceline.rollout import NativeEngine, StreamingEngine
+from paceline.rollout import StreamingEngine
+from paceline.rollout.native.choice import open_native_engine
 from paceline.rollout.native.engine import EngineLimits
 from paceline.serve.app import ServeApp, ServedModel
 from paceline.serve.engine_loop import EngineLoop
@@ -143,7 +144,7 @@ def load_served(settings: ServeSettings, ledger: Ledger) -> tuple[StreamingEngin
         settings.prefill_token_budget,
         None if settings.kv_cache_gb is None else int(settings.kv_cache_gb * 2**30),
     )
-    engine = NativeEngine(model, tokenizer, limits, ledger)
+    engine = open_native_engine(model, tokenizer, "auto", limits, ledger)
     name = settings.name or (config.run.name if config else path.name)
     stops = stop_tokens(model, tokenizer) | set(config.rollout.stop_token_ids if config else ())
     temperature = config.rollout.temperature if config else 1.0
