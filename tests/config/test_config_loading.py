@@ -250,3 +250,15 @@ def test_a_token_budget_is_a_positive_number_or_auto(value: str) -> None:
     config = load_config(None, ["batch.token_budget=auto"], base=BASE)
     assert config.batch.token_budget == AUTO_TOKEN_BUDGET
     assert "token_budget: auto" in dump_config(config)
+
+
+@pytest.mark.parametrize(
+    "sections",
+    [{}, {"agent": {"tools": ["my_tools:search"]}}, {"agent": {"program": "my_agent:play"}}],
+    ids=["no episodes", "tools", "program"],
+)
+def test_a_written_config_is_read_again_and_is_the_same(tmp_path: Path, sections: dict[str, Any]) -> None:
+    config = load_config(None, base=BASE, sections=sections)
+    path = tmp_path / "config.yaml"
+    path.write_text(dump_config(config))
+    assert load_config(path) == config

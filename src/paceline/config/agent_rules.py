@@ -18,8 +18,11 @@ def agents_have_one_source(config: Config) -> ConfigError | None:
 
 
 def agent_settings_act(config: Config) -> ConfigError | None:
-    """Settings of episodes without episodes, of tools without tools."""
-    set_here = config.agent.model_fields_set - {"tools", "program"}
+    """Settings of episodes without episodes, of tools without tools.
+
+    A default written out changes nothing and is none: the config.yaml of a run holds every key, and is read again.
+    """
+    set_here = config.agent.model_dump(exclude_defaults=True).keys() - {"tools", "program"}
     if set_here and not config.agent.is_on:
         rule = f"must name a tool (or agent.program a program) for agent.{min(set_here)} to act"
         return ConfigError("agent.tools", (), rule, "paceline.agents.calculator:calculator")
