@@ -35,7 +35,17 @@ def train(tmp_path, **changes):
 def learned(run_dir):
     """Every metric that does not measure time, memory, or what this process has computed before, by step."""
     shapes = ("batch/new_shapes", "batch/distinct_shapes")  # a resumed process meets every shape anew
-    skipped = ("time/", "throughput/", "memory/", "tflops/", "mfu/", "checkpoint/", *shapes)
+    skipped = (
+        "time/",
+        "throughput/",
+        "memory/",
+        "tflops/",
+        "mfu/",
+        "checkpoint/",
+        "rollout/finish_",
+        "rollout/tail_",
+        *shapes,
+    )
     return {
         record.step: {name: value for name, value in record.metrics.items() if not name.startswith(skipped)}
         for record in read_metrics(run_dir)
@@ -287,3 +297,15 @@ def test_a_resumed_run_with_another_seed_is_refused(tmp_path):
     train(tmp_path)
     with pytest.raises(ConfigError, match="master seed"):
         train(tmp_path, run={"seed": 5, "num_steps": 5})
+
+
+def test_a_refused_command_leaves_the_config_of_a_finished_run_and_one_that_starts_replaces_it(tmp_path):
+    config = train(tmp_path).run_dir / "config.yaml"
+    before = config.read_text()
+    with pytest.raises(ConfigError, match="no such folder"):
+        train(tmp_path, model={"path": str(tmp_path / "nope")})
+    with pytest.raises(ConfigError, match="master seed"):
+        train(tmp_path, run={"seed": 5, "num_steps": 5})
+    assert config.read_text() == before
+    train(tmp_path, run={"num_steps": 4})
+    assert load_config(config).run.num_steps == 4

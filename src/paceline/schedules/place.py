@@ -3,7 +3,7 @@
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 import torch.distributed as dist
@@ -102,7 +102,7 @@ def refused_together(mesh: RankMesh) -> Iterator[None]:
 def open_folder(config: Config, place: Place) -> RunFolder:
     """The run's folder, opened by the first rank; the others write no record of the whole run."""
     folder = from_rank_zero(place.mesh, lambda: open_run_folder(config))
-    return RunFolder(folder.path, folder.resumes, is_writer=place.mesh.is_first)
+    return replace(folder, is_writer=place.mesh.is_first)
 
 
 def open_ledger(folder: RunFolder, place: Place) -> Ledger:

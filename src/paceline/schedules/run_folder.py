@@ -30,6 +30,13 @@ class RunFolder:
     resumes: bool
     is_writer: bool = True
     """Whether this process writes what there is once for all ranks; where not, `write_` methods do nothing."""
+    new_config: str | None = None
+    """The config.yaml of a run that was there already; its own stays until this one is known to start."""
+
+    def write_config(self) -> None:
+        """config.yaml of a run that goes on: what it goes on with."""
+        if self.is_writer and self.new_config is not None:
+            (self.path / "config.yaml").write_text(self.new_config, encoding="utf-8")
 
     def write_environment(
         self, model: CausalModel, probe: ProbeResult | None, features: Mapping[str, Any] | None = None
@@ -91,7 +98,10 @@ def _ceilings(device: torch.device) -> dict[str, Any] | None:
 
 
 def open_run_folder(config: Config) -> RunFolder:
-    """Creates or reopens the folder and writes config.yaml.
+    """Creates the folder with its config.yaml, or reopens it.
+
+    A run that was there keeps its config.yaml until `write_config`: a command refused for its model, say, must not
+    change what the records of a finished run say of it.
 
     Raises:
         ConfigError: the folder holds a run and `run.resume` is "never", or none to resume and it is "must".
@@ -103,5 +113,8 @@ def open_run_folder(config: Config) -> RunFolder:
     if not holds_run and config.run.resume == "must":
         raise ConfigError("run.resume", "must", f"{path} holds no run to resume", "auto")
     path.mkdir(parents=True, exist_ok=True)
-    (path / "config.yaml").write_text(dump_config(config), encoding="utf-8")
-    return RunFolder(path, resumes=holds_run)
+    text = dump_config(config)
+    if holds_run:
+        return RunFolder(path, resumes=True, new_config=text)
+    (path / "config.yaml").write_text(text, encoding="utf-8")
+    return RunFolder(path, resumes=False)

@@ -103,6 +103,7 @@ def resume(run: AnyRun) -> bool:
                 raise ConfigError(
                     "run.resume", "must", f"{run.folder.path} holds no complete checkpoint", "auto"
                 )
+            run.folder.write_config()
             return False
         for path, reason in found.skipped:
             run.display.note(f"  checkpoint {path.name} skipped: {reason}")
@@ -123,6 +124,7 @@ def resume(run: AnyRun) -> bool:
         run.weight_version = loaded.state["weight_version"]
         run.state.step = loaded.state["step"]
         run.state.figures = loaded.state["figures"]
+    run.folder.write_config()
     run.display.note(f"  resumed after step {run.state.step} from {found.path}")
     return True
 
