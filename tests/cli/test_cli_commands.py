@@ -161,6 +161,16 @@ def test_a_folder_that_is_no_run_names_the_runs_beside_it(
     assert str(tmp_path / "first") in last_line(capsys)
 
 
+@pytest.mark.parametrize("command", ["report", "diagnose", "explain", "trace", "watch"])
+def test_every_command_that_reads_a_run_says_which_there_are(
+    command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "first").mkdir()
+    (tmp_path / "first/config.yaml").write_text("{}")
+    assert main([command, str(tmp_path / "frist")]) == 2
+    assert "there is no such folder" in (line := last_line(capsys)) and str(tmp_path / "first") in line
+
+
 def test_python_trains_with_keywords_that_give_way_to_overrides(
     tmp_path: Path, driver: SimpleNamespace
 ) -> None:

@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from paceline.cli.runs import check_run_folder
 from paceline.diagnosis import diagnose
 from paceline.diagnosis.features import add_features
 from paceline.diagnosis.text import diagnosis_text
@@ -25,6 +26,7 @@ def diagnose_run(
 ) -> None:
     """Say what bounds a run, what it waits for, what stands out, and which settings would help by how much."""
     language = checked_language(lang)
+    check_run_folder(run)
     if features is not None:
         add_features(features)
     found = diagnose(run)

@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from paceline.cli.runs import check_run_folder
 from paceline.diagnosis.wording import checked_language
 from paceline.explanation.explain import checked_audience, explain
 
@@ -25,5 +26,8 @@ def explain_run(
     ] = False,
 ) -> None:
     """Say in plain words how long a step takes, on what, whether ranks are balanced, and what it waits for."""
+    check_run_folder(run)
+    if against is not None:
+        check_run_folder(against, "--against")
     found = explain(run, against, checked_language(lang), checked_audience(audience))
     print(json.dumps(found.as_dict(), indent=2, ensure_ascii=False) if as_json else found.text)

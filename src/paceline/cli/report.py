@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from paceline.config import ConfigError
+from paceline.cli.runs import check_run_folder
 from paceline.diagnosis.wording import checked_language
 
 
@@ -36,17 +36,3 @@ def write_reports(
         print(write_report(run, language))
     else:
         print(write_comparison(run, against, language))
-
-
-def check_run_folder(run: Path) -> None:
-    """Raises `ConfigError` unless `run` is the folder of a run."""
-    if (run / "config.yaml").is_file():
-        return
-    rule = (
-        "must be the folder of a run, which holds a config.yaml"
-        if run.is_dir()
-        else "there is no such folder"
-    )
-    parent = run if run.is_dir() else run.parent
-    runs = sorted(path.parent for path in parent.glob("*/config.yaml")) if parent.is_dir() else []
-    raise ConfigError("run", str(run), rule, ", ".join(str(path) for path in runs[-3:]) or None)

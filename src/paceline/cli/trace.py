@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 
+from paceline.cli.runs import check_exists
 from paceline.config import ConfigError
 from paceline.telemetry.trace import TRACE_FILE, write_trace
 
@@ -17,6 +18,7 @@ def trace_run(
     ] = None,
 ) -> None:
     """Write a run's timeline in the Trace Event Format, for ui.perfetto.dev or chrome://tracing."""
+    check_exists(run)
     try:
         print(write_trace(run, out))
     except FileNotFoundError as error:

@@ -11,6 +11,7 @@ import typer
 from rich.console import Console, RenderableType
 from rich.live import Live
 
+from paceline.cli.runs import check_exists
 from paceline.config import ConfigError
 from paceline.diagnosis import diagnose
 from paceline.diagnosis.wording import cause_name
@@ -44,6 +45,7 @@ def watch(
         raise ConfigError("--interval", interval, "must be above 0", "1")
     if serve is not None and not 0 <= serve <= _MAX_PORT:
         raise ConfigError("--serve", serve, f"must be a port, from 0 to {_MAX_PORT}", "9400")
+    check_exists(run)
     follower = follow(run)
     console = Console()
     if once:
