@@ -12,6 +12,7 @@ from paceline.config import ConfigError
 from paceline.data.turns import TurnError, TurnRenderer
 from paceline.serve.errors import ApiError
 from paceline.serve.guard import RateLimiter, is_loopback
+from paceline.serve.schemas import parse_completion
 from paceline.serve.server import ServeSettings, load_served
 from paceline.serve.sessions import Session, SessionStore, Turn
 from paceline.serve.text import TextStream
@@ -165,3 +166,9 @@ def test_a_template_that_hides_earlier_answers_cannot_continue():
         TurnRenderer(make_tokenizer(hides)).continuation([5], [{"role": "user", "content": "x"}])
     with pytest.raises(TurnError, match="no chat template"):
         TurnRenderer(make_tokenizer(None)).opening([{"role": "user", "content": "x"}])
+
+
+def test_a_body_that_is_no_object_is_refused_as_that() -> None:
+    with pytest.raises(ApiError) as caught:
+        parse_completion([1, 2])
+    assert (caught.value.message, caught.value.param) == ("The body must be a JSON object.", None)

@@ -197,4 +197,6 @@ def _refusal(error: ValidationError) -> ApiError:
         return ApiError(400, f"Unrecognized request argument supplied: {param}", param, "unknown_parameter")
     if first["type"] == "missing":
         return ApiError(400, f"Missing required parameter: '{param}'.", param, "missing_required_parameter")
+    if param is None:
+        return ApiError(400, "The body must be a JSON object.", None, "invalid_value")
     return ApiError(400, f"Invalid value for '{param}': {first['msg']}.", param, "invalid_value")
