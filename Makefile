@@ -7,6 +7,8 @@
 #
 # Each makes .venv first, once, and again when pyproject.toml or constraints.txt changes. Needs Python and pip only.
 
+# Test files that run at the same time. Tests of many ranks start processes of their own, so few are enough.
+JOBS ?= 2
 PYTHON ?= $(firstword $(foreach name,python3 python3.13 python3.12 python3.11,$(shell \
 	$(name) -c 'import sys; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1 && echo $(name))))
 VENV := .venv
@@ -32,7 +34,7 @@ demo: $(STAMP)
 	$(BIN)/python -m paceline.demo
 
 test: $(STAMP)
-	$(BIN)/python -m pytest -q
+	$(BIN)/python -m pytest -q -n $(JOBS) --dist loadfile
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

@@ -1,6 +1,11 @@
 """Shared by all tests: helpers of some folders are importable, and the machine's cores are not oversubscribed."""
 
+import os
 import sys
+
+# files run side by side (pytest-xdist), and tests start processes: spinning threads would take each other's core
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,7 +21,7 @@ from rank_pool import RankPool
 
 settings.register_profile("shared-cores", deadline=None)  # a busy machine is not a failing example
 settings.load_profile("shared-cores")
-torch.set_num_threads(min(2, torch.get_num_threads()))
+torch.set_num_threads(1)
 
 
 @pytest.fixture(scope="module")
