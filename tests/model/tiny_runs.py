@@ -37,6 +37,10 @@ def write_prompts(path: Path, count: int = 24) -> Path:
     return path
 
 
+ROLLOUT_CLOCKS = ("rollout/finish_", "rollout/tail_", "device/", "profiler/")
+"""Beginnings of the names of metrics that tell a rollout's or an instrument's time."""
+
+
 def tiny_sections(tmp_path: Path, **changes: dict[str, Any]) -> dict[str, dict[str, Any]]:
     """Config sections of a small run below `tmp_path`; `changes` are merged section by section."""
     if not (tmp_path / "model").exists():

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
-from tiny_runs import tiny_sections
+from tiny_runs import ROLLOUT_CLOCKS, tiny_sections
 
 from paceline.config import ConfigError, load_config
 from paceline.report.writer import write_report
@@ -39,7 +39,17 @@ def train(tmp_path, **changes):
 
 def metrics(run_dir):
     """Every metric that does not measure time or memory, or what its process met before, by step."""
-    timed = ("time/", "throughput/", "memory/", "tflops/", "mfu/", "checkpoint/", "batch/", "critic/batch/")
+    timed = (
+        "time/",
+        "throughput/",
+        "memory/",
+        "tflops/",
+        "mfu/",
+        "checkpoint/",
+        "batch/",
+        "critic/batch/",
+        *ROLLOUT_CLOCKS,
+    )
     return {
         record.step: {name: value for name, value in record.metrics.items() if not name.startswith(timed)}
         for record in read_metrics(run_dir)

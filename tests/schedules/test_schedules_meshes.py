@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from rank_group import run_placed
 from test_schedules_sft import sft_sections
-from tiny_runs import tiny_sections
+from tiny_runs import ROLLOUT_CLOCKS, tiny_sections
 
 from paceline.config import ConfigError, load_config, load_sft_config
 from paceline.schedules import run_sft, run_training
@@ -15,7 +15,16 @@ from paceline.schedules.place import placed, refused_together
 from paceline.telemetry.metrics import read_metrics
 
 TESTS = Path(__file__).parents[1]
-NOT_COMPARED = ("time/", "throughput/", "memory/", "tflops/", "mfu/", "checkpoint/", "balance/")
+NOT_COMPARED = (
+    "time/",
+    "throughput/",
+    "memory/",
+    "tflops/",
+    "mfu/",
+    "checkpoint/",
+    "balance/",
+    *ROLLOUT_CLOCKS,
+)
 # what depends on how samples are laid out and divided
 LAYOUT = (
     "batch/",

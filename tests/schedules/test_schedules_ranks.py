@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tiny_runs import tiny_sections
+from tiny_runs import ROLLOUT_CLOCKS, tiny_sections
 
 from paceline.cli import main
 from paceline.config import dump_config, load_config
@@ -20,7 +20,16 @@ from paceline.telemetry.metrics import read_metrics
 from paceline.telemetry.records import read_ledger, summarise
 
 TESTS = Path(__file__).parents[1]
-NOT_COMPARED = ("time/", "throughput/", "memory/", "tflops/", "mfu/", "checkpoint/", "balance/")
+NOT_COMPARED = (
+    "time/",
+    "throughput/",
+    "memory/",
+    "tflops/",
+    "mfu/",
+    "checkpoint/",
+    "balance/",
+    *ROLLOUT_CLOCKS,
+)
 # what depends on how samples are laid out and divided, and is the same in sum only per layout
 LAYOUT = (
     "micro_batches",
