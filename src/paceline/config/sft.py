@@ -28,7 +28,7 @@ UNUSED_KEYS: dict[str, dict[str, str | None]] = {
 """Settings of shared sections that say nothing about supervised updates, and what to use in their place. Sections
 `algorithm`, `critic` and `UNUSED_SECTIONS` say nothing about them as a whole."""
 
-UNUSED_SECTIONS = ("rollout", "reward")
+UNUSED_SECTIONS = ("rollout", "reward", "agent")
 
 
 def is_sft(config: Config) -> bool:
