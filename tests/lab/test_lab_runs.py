@@ -97,4 +97,5 @@ def test_a_baseline_that_cannot_be_run_ends_the_ablation_with_its_message(
 ) -> None:
     (tmp_path / "prompts.jsonl").write_text("")
     assert main(command(recipe, tmp_path / "out")) == 1
-    assert "recording refused" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert said.splitlines()[-1].startswith("failed: recording refused") and "Traceback" not in said

@@ -7,11 +7,13 @@ from typing import Annotated, Any
 
 import typer
 
+from paceline.cli.endings import FAILED
 from paceline.config import ConfigError
 from paceline.lab.ablate import ablate
 from paceline.lab.arms import combine, parse_features
 from paceline.lab.plan import AblationSettings, Plan, make_plan
 from paceline.lab.results import BASELINE
+from paceline.lab.runs import AblationFailedError
 from paceline.lab.text import markdown
 
 
@@ -68,7 +70,11 @@ def ablate_recipe(
     if dry_run:
         print(_plan_text(plan))
         return
-    result = ablate(plan, lambda line: print(line, file=sys.stderr, flush=True))
+    try:
+        result = ablate(plan, lambda line: print(line, file=sys.stderr, flush=True))
+    except AblationFailedError as error:  # the run has said the rest; where this process stood helps nobody
+        print(f"failed: {error}", file=sys.stderr)
+        raise typer.Exit(FAILED) from error
     print(json.dumps(result.as_dict(), indent=1) if as_json else markdown(result))
 
 
