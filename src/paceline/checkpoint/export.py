@@ -50,7 +50,7 @@ def replaced_folder(path: Path) -> Iterator[Path]:
         for file in aside.iterdir():
             fsync(file)
         fsync(aside)
-    except BaseException:
+    except BaseException:  # whatever stopped the write, a partial folder must not stay behind; raised on
         shutil.rmtree(aside, ignore_errors=True)  # the first error is the one to show
         raise
     if path.exists():

@@ -61,8 +61,7 @@ def check_quantized(module: nn.Module, kind: Quantization, device: torch.device,
         tried.add(shape)
         try:
             layer(torch.zeros(1, layer.in_features, device=device))
-        # a kernel that cannot take a shape raises whatever its author chose, assertions included
-        except Exception as error:
+        except Exception as error:  # a kernel raises whatever its author chose, assertions included
             text = f"{type(error).__name__}: {error}".splitlines()[0]
             rule = f"bitsandbytes cannot compute with {name} of {shape[0]} x {shape[1]} on {device.type} ({text})"
             raise ConfigError(key, kind, rule, "int8" if kind == "nf4" else "none") from error
@@ -86,8 +85,7 @@ def _check_platform(kind: Quantization, device: torch.device, dtype: torch.dtype
     try:
         with torch.no_grad():
             product = layer.to(device)(torch.ones(2, size, device=device, dtype=dtype))
-    # a missing kernel shows as whatever the library's loader or torch's dispatcher raises
-    except Exception as error:
+    except Exception as error:  # a missing kernel shows as whatever loader or dispatcher raise
         text = f"{type(error).__name__}: {error}".splitlines()[0]
         rule = f"bitsandbytes has no kernels for it on {device.type} here ({text})"
         raise ConfigError(key, kind, rule, "none") from error

@@ -23,6 +23,7 @@ from paceline.rollout.native.events import RoundEvents, finished_sample
 from paceline.rollout.native.prefill import PrefillRow, cut_rows, plan_row
 from paceline.rollout.native.sampling import sample_tokens
 from paceline.rollout.native.scheduler import Admission, RunningSample, Scheduler, Submission, start_sample
+from paceline.rollout.native.weights import copy_weights
 from paceline.rollout.protocol import OnSample, RolloutRequest, RolloutStats, SampleEvent, SamplingParams
 from paceline.telemetry.flops import forward_flops
 from paceline.telemetry.ledger import Ledger
@@ -103,15 +104,9 @@ class NativeEngine:
         """Copies tensors into the model's parameters of those names, and takes the version once all of them fit.
 
         Raises:
-            ValueError: the model has no parameter of that name and shape; the version stays as it was.
+            ValueError: as `copy_weights`; the version stays as it was.
         """
-        parameters = dict(self._model.module.named_parameters())
-        with torch.no_grad():
-            for name, tensor in weights:
-                target = parameters.get(name)
-                if target is None or target.shape != tensor.shape:
-                    raise ValueError(f"{name} {tuple(tensor.shape)} is no parameter of the engine's model")
-                target.copy_(tensor)
+        copy_weights(self._model.module, weights)
         self.weight_version = version
 
     def generate(

@@ -26,6 +26,7 @@ from paceline.rollout.native.paged.scheduler import PagedScheduler, Round
 from paceline.rollout.native.paged.sizing import pages_for, wanted_pages
 from paceline.rollout.native.paged.slots import ActiveRequest, Ended, Progress, ended_already
 from paceline.rollout.native.paged.work import decode_flops, prefill_flops
+from paceline.rollout.native.weights import copy_weights
 from paceline.rollout.protocol import OnSample, RolloutRequest, RolloutStats, SampleEvent, SamplingParams
 from paceline.telemetry.ledger import Ledger
 from paceline.types import FinishReason, Sample
@@ -163,16 +164,10 @@ class PagedEngine:
         """Copies tensors into the model's parameters of those names, and takes the version once all of them fit.
 
         Raises:
-            ValueError: the model has no parameter of that name and shape; the version stays as it was.
+            ValueError: as `copy_weights`; the version stays as it was.
         """
         self._read_all()
-        parameters = dict(self._model.module.named_parameters())
-        with torch.no_grad():
-            for name, tensor in weights:
-                target = parameters.get(name)
-                if target is None or target.shape != tensor.shape:
-                    raise ValueError(f"{name} {tuple(tensor.shape)} is no parameter of the engine's model")
-                target.copy_(tensor)
+        copy_weights(self._model.module, weights)
         self.weight_version = version
 
     def generate(
