@@ -24,13 +24,13 @@ def fail(text: str) -> str:
 
 def hang(text: str) -> str:
     """Takes for ever."""
-    time.sleep(3600)
+    time.sleep(3600)  # a tool that hangs: only killing it ends it
     return text
 
 
 def slow(text: str) -> str:
     """Takes a while."""
-    time.sleep(0.3)
+    time.sleep(0.3)  # the wait that the ledger must show
     return text
 
 

@@ -7,7 +7,6 @@ FOLDER/NAME.rank{r}.json.
 import json
 import os
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -68,7 +67,6 @@ def run(folder: Path, name: str, port: str) -> None:
         if main(["train", str(folder / f"{name}.yaml")]) != 0:
             sys.exit(1)
     (folder / f"{name}.rank{os.environ['RANK']}.json").write_text(json.dumps({"per_step": clock.per_step()}))
-    time.sleep(0.1)
 
 
 if __name__ == "__main__":

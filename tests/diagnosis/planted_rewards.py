@@ -10,5 +10,5 @@ SLEEP_S = 0.006
 
 def slow_even_share(completion: str, *, answer: str | None, metadata: Any, prompt: str) -> float:
     """The share of even words, after a nap."""
-    time.sleep(SLEEP_S)
+    time.sleep(SLEEP_S)  # the planted slow-down
     return even_share(completion, answer=answer, metadata=metadata, prompt=prompt)

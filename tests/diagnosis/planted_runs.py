@@ -42,7 +42,7 @@ class Clock:
     def nap(self, seconds: float) -> None:
         """Sleeps, and counts how long it really was."""
         with self:
-            time.sleep(seconds)
+            time.sleep(seconds)  # the planted slow-down; what it really took is what counts
 
     def __enter__(self) -> None:
         self._began = time.perf_counter()

@@ -25,7 +25,7 @@ def late_and_absent() -> tuple[dict[str, float], str]:
     with ledger.step(1):
         if mesh.rank == 1:
             with ledger.span("rollout"):
-                time.sleep(0.5)
+                time.sleep(0.5)  # the lateness that the others must show as waiting
         meet(mesh, ledger, "the others' samples")
     assert ledger.last_section is not None
     said = ""

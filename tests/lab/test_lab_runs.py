@@ -42,7 +42,7 @@ def wait_for(path: Path, process: subprocess.Popen[bytes]) -> None:
     deadline = time.monotonic() + LIMIT_S
     while not path.exists():
         assert process.poll() is None and time.monotonic() < deadline, f"{path} did not come"
-        time.sleep(0.02)
+        time.sleep(0.02)  # another process makes the file; nothing tells of it
 
 
 @pytest.mark.slow
@@ -62,7 +62,7 @@ def test_an_ablation_killed_in_the_middle_goes_on_where_it_was(tmp_path: Path, r
         assert refused == 2 and "still going on" in capsys.readouterr().err
     deadline = time.monotonic() + LIMIT_S
     while refused and time.monotonic() < deadline:
-        time.sleep(0.5)
+        time.sleep(0.5)  # the orphaned run ends by itself; nothing tells of it
         refused = main(command(recipe, out))
     assert refused == 0
     ablation = read_ablation(out)

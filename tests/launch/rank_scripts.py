@@ -22,7 +22,7 @@ def fail_on_rank_1() -> None:
             raise OSError("the disk")
         except OSError as error:
             raise KeyError("the cause") from error
-    time.sleep(60)
+    time.sleep(60)  # a rank that would go on if nobody ended it
 
 
 def kill_rank_2_while_others_wait() -> None:
