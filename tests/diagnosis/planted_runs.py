@@ -3,7 +3,7 @@
 import json
 import time
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -33,16 +33,17 @@ BASE: dict[str, dict[str, Any]] = {
 
 
 class Clock:
-    """Seconds by step of a run, as the test itself measures them."""
+    """Seconds by step of a run, as the test itself measures them. `sleep` is how a nap lets time pass."""
 
-    def __init__(self) -> None:
+    def __init__(self, sleep: Callable[[float], None] = time.sleep) -> None:
         self.step = 0
         self.seconds: dict[int, float] = defaultdict(float)
+        self._sleep = sleep
 
     def nap(self, seconds: float) -> None:
         """Sleeps, and counts how long it really was."""
         with self:
-            time.sleep(seconds)  # the planted slow-down; what it really took is what counts
+            self._sleep(seconds)  # the planted slow-down; what it really took is what counts
 
     def __enter__(self) -> None:
         self._began = time.perf_counter()

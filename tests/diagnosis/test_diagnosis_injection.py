@@ -6,7 +6,8 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,7 @@ from planted_runs import (
     write_prompts,
     write_recipe,
 )
+from simulated_device import SimulatedDevice
 
 import paceline.checkpoint.writing
 import paceline.engine.model_engine
@@ -53,10 +55,30 @@ def uneven(folder: Path) -> Path:
     return write_prompts(folder / "uneven.jsonl", 240, range(1, 25))
 
 
+@contextmanager
+def steady_clock() -> Iterator[Callable[[float], None]]:
+    """A clock that another process on this machine cannot move; gives how time passes by it.
+
+    PACELINE_REAL_CLOCK=1 keeps the machine's clock, for a quiet machine.
+    """
+    if os.environ.get("PACELINE_REAL_CLOCK") == "1":
+        yield time.sleep
+        return
+    with SimulatedDevice().keeps_time() as sleep:
+        yield sleep
+
+
+@pytest.fixture
+def sleep() -> Iterator[Callable[[float], None]]:
+    with steady_clock() as sleep:
+        yield sleep
+
+
 @pytest.fixture(scope="module")
 def healthy(folder: Path) -> Diagnosis:
     """The run without anything planted."""
-    return diagnose(train(folder, "healthy"))
+    with steady_clock():
+        return diagnose(train(folder, "healthy"))
 
 
 def named_first(run_dir: Path, id: str, planted_s: float, least_s: float = 0.08) -> Diagnosis:
@@ -95,6 +117,7 @@ def test_a_slow_disk(folder, monkeypatch):
     assert {switch.feature for switch in found.switches} >= {"async_checkpoint", "checkpoint_interval"}
 
 
+@pytest.mark.usefixtures("sleep")
 def test_tiny_micro_batches(folder, monkeypatch):
     clock, healthy = update_and_shadow(monkeypatch, token_budget=8192)
     prompts = write_prompts(folder / "mixed.jsonl", 240, range(1, 91, 8))
@@ -104,6 +127,7 @@ def test_tiny_micro_batches(folder, monkeypatch):
     assert found.switches[0].feature == "dynamic_batch"
 
 
+@pytest.mark.usefixtures("sleep")
 def test_heavy_padding(folder, monkeypatch):
     clock, healthy = update_and_shadow(monkeypatch, pad_length=None)
     run_dir = train(folder, "padding", batch={"layout": "padded", "pad_length": 128})
@@ -111,8 +135,8 @@ def test_heavy_padding(folder, monkeypatch):
     assert found.switches[0].feature == "packing"
 
 
-def test_a_long_tail(folder, monkeypatch):
-    clock = Clock().follow(monkeypatch)
+def test_a_long_tail(folder, monkeypatch, sleep):
+    clock = Clock(sleep).follow(monkeypatch)
     append = RunningSample.append
     short_ended = [0.0]
     longest: dict[int, tuple[int, int]] = {}
@@ -133,8 +157,8 @@ def test_a_long_tail(folder, monkeypatch):
     named_first(run_dir, "long_tail", clock.per_step())
 
 
-def test_a_host_sync_in_the_loop(folder, monkeypatch):
-    clock = Clock().follow(monkeypatch)
+def test_a_host_sync_in_the_loop(folder, monkeypatch, sleep):
+    clock = Clock(sleep).follow(monkeypatch)
     build = paceline.engine.model_engine.build_micro_batch
 
     def slow(*args):
@@ -146,8 +170,8 @@ def test_a_host_sync_in_the_loop(folder, monkeypatch):
     named_first(run_dir, "host_sync", clock.per_step())
 
 
-def test_a_slow_loader(folder, monkeypatch):
-    clock = Clock().follow(monkeypatch)
+def test_a_slow_loader(folder, monkeypatch, sleep):
+    clock = Clock(sleep).follow(monkeypatch)
     next_batch = PromptLoader.next_batch
 
     def slow(loader):
@@ -158,8 +182,8 @@ def test_a_slow_loader(folder, monkeypatch):
     named_first(train(folder, "loader"), "slow_loader", clock.per_step())
 
 
-def test_recompilation_on_new_shapes(folder, monkeypatch, uneven):
-    clock = Clock().follow(monkeypatch)
+def test_recompilation_on_new_shapes(folder, monkeypatch, sleep, uneven):
+    clock = Clock(sleep).follow(monkeypatch)
     attend = PaddedPlan.attend
     planned = set()
 
@@ -216,8 +240,8 @@ def test_a_throttled_link(two_ranks):
     named_first(two_ranks / "runs" / "slow_link", "slow_link", planted_on(two_ranks, "slow_link", 0))
 
 
-def test_a_redundant_logprob_pass(folder, monkeypatch):
-    clock = Clock().follow(monkeypatch).around(monkeypatch, paceline.schedules.sync, "with_old_logprobs")
+def test_a_redundant_logprob_pass(folder, monkeypatch, sleep):
+    clock = Clock(sleep).follow(monkeypatch).around(monkeypatch, paceline.schedules.sync, "with_old_logprobs")
     prompts = write_prompts(folder / "long.jsonl", 240, [60])
     run_dir = train(
         folder,
@@ -231,6 +255,7 @@ def test_a_redundant_logprob_pass(folder, monkeypatch):
     assert any(switch.keys == {"algorithm.old_logprob": "auto"} for switch in found.switches)
 
 
+@pytest.mark.usefixtures("sleep")
 def test_a_full_cache_with_preemption(folder, monkeypatch):
     clock, roomy = rollout_and_shadow(monkeypatch)
     run_dir = train(
