@@ -1,7 +1,12 @@
 """Shared by all tests: helpers of some folders are importable, and the machine's cores are not oversubscribed."""
 
 import os
+import signal
 import sys
+
+# a shell's background job ignores Ctrl-C, and so would every process that a test starts and interrupts
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # files run side by side (pytest-xdist), and tests start processes: spinning threads would take each other's core
 os.environ.setdefault("OMP_NUM_THREADS", "1")
