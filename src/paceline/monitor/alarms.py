@@ -21,6 +21,7 @@ _UNEQUAL = 1.2
 _LOGPROB_NATS = 0.1
 _ENTROPY_LEFT = 0.1
 _HOST_GROWTH = 2 * 2**30
+_STATUS_TEXTS = {"failed": "failed", "refused": "was refused"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,9 +165,12 @@ def _silent(run: RunFollower, records: Sequence[MetricRecord]) -> Alarm | None:
 
 
 def _failed(run: RunFollower) -> Alarm | None:
-    if run.status != "failed":
+    status = run.status
+    if status == "died":
+        return Alarm("died", "status", 1.0, "the run's process is gone and has not said why: it was killed")
+    if status not in ("failed", "refused"):
         return None
-    return Alarm("failed", "status", 1.0, str(run.summary.get("message") or "the run failed"))
+    return Alarm(status, "status", 1.0, run.message or f"the run {_STATUS_TEXTS[status]}")
 
 
 def _shown(records: Sequence[MetricRecord]) -> int:

@@ -16,13 +16,14 @@ from paceline.monitor.tailing import JsonlTail
 from paceline.telemetry.jsonl import decode_number
 from paceline.telemetry.metrics import METRICS_FILE, MetricRecord
 from paceline.telemetry.metrics import RECORD_VERSION as METRICS_VERSION
+from paceline.telemetry.run_process import RunProcess, read_process, run_status
 from paceline.telemetry.sections import RECORD_VERSION as LEDGER_VERSION
 
 RECENT_STEPS = 32
 """Steps of each rank that are kept: enough for a mean that is not one step's luck."""
 
-ENDED = ("completed", "stopped", "failed", "imported")
-"""States of summary.json after which nothing more is written."""
+ENDED = ("completed", "stopped", "failed", "imported", "refused", "died")
+"""States after which nothing more is written."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,14 +105,25 @@ class RunFollower:
 
     @property
     def status(self) -> str:
-        """`starting`, `running`, `completed`, `stopped`, `failed` or `imported`.
+        """`starting`, `running`, or one of `ENDED`; see `run_status`.
 
         A process that has begun after summary.json was last written is starting, whatever an earlier one wrote there.
         """
         written = str(self.summary.get("status", ""))
         newest = max((rank.started_unix_s for rank in self.ranks.values()), default=0.0)
         begun_anew = newest > self._summary_unix_s and written != "imported"
-        return "starting" if not written or begun_anew else written
+        return run_status(written, self.process, begun_anew=begun_anew)
+
+    @property
+    def process(self) -> RunProcess | None:
+        """The newest process that writes the run, where process.json tells."""
+        return read_process(self.run_dir)
+
+    @property
+    def message(self) -> str:
+        """Why the run failed or was refused; empty where nothing was said."""
+        told = self.process.message if self.process is not None else ""
+        return told if self.status == "refused" else str(self.summary.get("message") or told)
 
     @property
     def has_ended(self) -> bool:

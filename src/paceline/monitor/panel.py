@@ -13,7 +13,12 @@ from paceline.monitor.snapshot import STEPS_IN_MEANS, Snapshot
 
 _BAR = 32
 _LEAST_SHARE = 0.002
-_STATUS_STYLES = {"running": "green", "completed": "green", "failed": "bold red", "starting": "yellow"}
+_STATUS_STYLES = {
+    **dict.fromkeys(("running", "completed"), "green"),
+    **dict.fromkeys(("failed", "refused", "died"), "bold red"),
+    "starting": "yellow",
+}
+_STATUS_TEXTS = {"died": "stopped without ending", "refused": "refused before starting"}
 
 # name, metric, format; a metric that the run has not recorded has no row
 _FIGURES = (
@@ -55,7 +60,10 @@ def panel(snapshot: Snapshot, bottleneck: str | None = None) -> RenderableType:
 
 def _head(snapshot: Snapshot) -> RenderableType:
     head = Table.grid(padding=(0, 2))
-    status = Text(snapshot.status, style=_STATUS_STYLES.get(snapshot.status, "white"))
+    status = Text(
+        _STATUS_TEXTS.get(snapshot.status, snapshot.status),
+        style=_STATUS_STYLES.get(snapshot.status, "white"),
+    )
     if snapshot.num_steps is None:
         head.add_row(status, f"step {snapshot.step}")
         return head

@@ -34,8 +34,18 @@ from paceline.report.tiles import tiles
 from paceline.report.words import Words
 from paceline.telemetry.roofline import Roofline, roofline_of, run_ceilings
 
-_STATUSES = ("completed", "failed", "stopped", "imported", "running", "unknown")
-_STATUS_CLASSES = {"completed": "good", "failed": "bad"}
+_STATUSES = (
+    "completed",
+    "failed",
+    "stopped",
+    "imported",
+    "running",
+    "starting",
+    "refused",
+    "died",
+    "unknown",
+)
+_STATUS_CLASSES = {"completed": "good", "failed": "bad", "died": "bad", "refused": "bad"}
 
 
 def build_page(run: RunData, words: Words) -> Page:

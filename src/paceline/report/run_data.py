@@ -24,6 +24,7 @@ from paceline.telemetry.records import (
     read_ledger,
     read_rank_ledger,
 )
+from paceline.telemetry.run_process import read_process, run_status
 
 _SOURCE_MEAN = re.compile(r"^reward/([^/]+)/mean$")
 
@@ -118,7 +119,7 @@ def load_run(run_dir: Path) -> RunData:
     run_dir = Path(run_dir)
     _check_is_run(run_dir)
     notes: list[Note] = []
-    summary = _read_json(run_dir / "summary.json", notes)
+    summary = _with_standing(_read_json(run_dir / "summary.json", notes), run_dir)
     notes += [Note(text=str(note)) for note in summary.get("notes", ())]  # what an importer could not know
     ledgers, detailed = _read_ledgers(run_dir)
     return RunData(
@@ -183,6 +184,18 @@ def _read_json(path: Path, notes: list[Note]) -> Mapping[str, Any]:
         notes.append(Note("note.unreadable", {"name": path.name, "error": error}))
         return {}
     return content if isinstance(content, Mapping) else {}
+
+
+def _with_standing(summary: Mapping[str, Any], run_dir: Path) -> Mapping[str, Any]:
+    """The summary, with what its run's process tells where it is silent or out of date."""
+    process = read_process(run_dir)
+    if process is None:
+        return summary
+    written = str(summary.get("status", ""))
+    status = run_status(written, process)
+    if status == written:
+        return summary
+    return {**summary, "status": status, "message": process.message}
 
 
 def _first_and_last_samples(folder: Path, notes: list[Note]) -> tuple[SampleFile, ...]:

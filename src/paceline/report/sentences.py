@@ -26,6 +26,10 @@ def _outcome(figures: Mapping[str, Any], words: Words) -> str:
             message = figures["message"]
             reason = words("summary.reason", message=message) if message else ""
             return words("summary.failed", done=done, reason=reason)
+        case "refused":
+            return words("summary.refused", message=figures["message"])
+        case "died":
+            return words("summary.died", done=done)
         case "stopped":
             return words("summary.stopped", done=done)
         case "completed":

@@ -2,8 +2,9 @@
 
 import json
 import os
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from paceline.model.loading import CausalModel, has_bf16_matrix_units
 from paceline.model.packing_probe import ProbeResult
 from paceline.telemetry.ceilings import cpu_device_name, read_ceilings
 from paceline.telemetry.environment import collect_environment, cpu_model, write_environment
+from paceline.telemetry.run_process import read_process, this_process, write_process
 
 RECORD_VERSION = 1
 
@@ -32,6 +34,26 @@ class RunFolder:
     """Whether this process writes what there is once for all ranks; where not, `write_` methods do nothing."""
     new_config: str | None = None
     """The config.yaml of a run that was there already; its own stays until this one is known to start."""
+
+    @contextmanager
+    def process_recorded(self) -> Iterator[None]:
+        """process.json: this process writes the run, and how it ends; a killed one leaves it without an end."""
+        if not self.is_writer:
+            yield
+            return
+        process = this_process()
+        write_process(self.path, process)
+        try:
+            yield
+        except ConfigError as error:
+            write_process(self.path, replace(process, outcome="refused", message=str(error)))
+            raise
+        except BaseException as error:
+            # recorded whatever it is, then raised on: the run's folder must not say that it is starting
+            message = f"{type(error).__name__}: {error}"
+            write_process(self.path, replace(process, outcome="failed", message=message))
+            raise
+        write_process(self.path, replace(process, outcome="ended"))
 
     def write_config(self) -> None:
         """config.yaml of a run that goes on: what it goes on with."""
@@ -104,10 +126,16 @@ def open_run_folder(config: Config) -> RunFolder:
     change what the records of a finished run say of it.
 
     Raises:
-        ConfigError: the folder holds a run and `run.resume` is "never", or none to resume and it is "must".
+        ConfigError: the folder holds a run and `run.resume` is "never", or none to resume and it is "must", or another
+            process writes into it.
     """
     path = Path(config.run.dir) / config.run.name
-    holds_run = (path / "config.yaml").exists()
+    before = read_process(path)
+    if before is not None and before.is_gone is False and before.pid != os.getpid():
+        rule = f"process {before.pid} is writing {path}: stop it, or give this run another name"
+        raise ConfigError("run.name", config.run.name, rule, f"{config.run.name}-2")
+    never_began = before is not None and before.outcome == "refused" and not (path / "summary.json").exists()
+    holds_run = (path / "config.yaml").exists() and not never_began
     if holds_run and config.run.resume == "never":
         raise ConfigError("run.name", config.run.name, f"{path} already holds a run", f"{config.run.name}-2")
     if not holds_run and config.run.resume == "must":

@@ -89,6 +89,7 @@ def open_sft_run(config: Config, display: Display, place: Place | None = None) -
         stop = stack.enter_context(StopRequest())
         check_sinks(config.telemetry.sinks)
         folder = open_folder(config, place)
+        stack.enter_context(folder.process_recorded())
         endpoint = stack.enter_context(open_endpoint(config, folder, place))
         if endpoint is not None:
             display.note(f"  metrics: {endpoint.url}")

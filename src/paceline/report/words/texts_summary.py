@@ -3,6 +3,12 @@
 TEXTS: dict[str, tuple[str, str]] = {
     "summary.failed": ("The run failed after {done}{reason}.", "运行在 {done}之后失败{reason}。"),
     "summary.reason": (": {message}", "：{message}"),
+    "summary.refused": ("The run was refused before it started: {message}", "运行在开始前被拒绝：{message}"),
+    "summary.died": (
+        "The run stopped without ending after {done}: its process is gone and has not said why; it can be resumed from "
+        "its last checkpoint.",
+        "运行在 {done} 后未正常结束即停止：其进程已不存在，也没有留下原因；可以从最近的检查点恢复。",
+    ),
     "summary.stopped": (
         "The run was asked to stop and ended after {done}.",
         "运行收到停止请求，在 {done}之后结束。",
