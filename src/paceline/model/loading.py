@@ -31,6 +31,7 @@ from paceline.model.attention import (
 )
 from paceline.model.cpu_linear import use_weight_first_products
 from paceline.model.families import FamilyCheck, UnsupportedModelError, check_family
+from paceline.model.hub import check_can_be_found
 from paceline.model.parallel.groups import ALONE, ModelPeers
 from paceline.telemetry.flops import ModelShape
 
@@ -125,6 +126,7 @@ def load_tokenizer(settings: ModelSection, section: str = "model") -> PreTrained
     """
     path = settings.tokenizer_path or settings.path
     key = f"{section}.tokenizer_path" if settings.tokenizer_path else f"{section}.path"
+    check_can_be_found(path, key, settings.revision)
     try:
         tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
             path, revision=settings.revision, trust_remote_code=settings.trust_remote_code
@@ -212,8 +214,7 @@ def load_hf_config(settings: ModelSection, key: str = "model.path") -> Pretraine
     Raises:
         ConfigError: the path holds no model.
     """
-    if settings.path.startswith(("/", ".", "~")) and not Path(settings.path).is_dir():
-        raise ConfigError(key, settings.path, "there is no such folder")
+    check_can_be_found(settings.path, key, settings.revision)
     try:
         config: PretrainedConfig = AutoConfig.from_pretrained(
             settings.path, revision=settings.revision, trust_remote_code=settings.trust_remote_code
