@@ -9,6 +9,7 @@ from paceline.adapters.run import ImportedRun, ImportedStep, StageTime, write_ru
 from paceline.config import ConfigError
 from paceline.diagnosis import diagnose, predict
 from paceline.diagnosis.features import FEATURES
+from paceline.diagnosis.text import diagnosis_text
 from paceline.telemetry.causes.records import StepCauses, cause_lines, causes_path
 
 
@@ -61,10 +62,26 @@ def test_every_switch_names_a_feature_of_the_map_and_can_be_predicted_by_itself(
     run_dir = imported(tmp_path / "run", rollout=5.0, old_logprob=1.5, update_actor=2.0, checkpoint=1.2)
     found = diagnose(run_dir)
     assert {switch.feature for switch in found.switches} <= set(FEATURES)
-    assert found.switches[0].saved_s == max(switch.saved_s for switch in found.switches)
+    kept = [switch.saved_s for switch in found.switches if not switch.changes_training]
+    assert kept == sorted(kept, reverse=True) and kept[0] == found.switches[0].saved_s
     predicted = predict(run_dir, "logprob_bypass")
     assert predicted is not None and predicted.saved_s == pytest.approx(1.5)
     assert predict(run_dir, "share_prefixes") is None
+
+
+def test_a_switch_that_changes_what_is_learned_comes_after_all_that_do_not_however_much_it_saves(
+    tmp_path: Path,
+):
+    run_dir = imported(tmp_path / "run", rollout=2.0, old_logprob=1.5, update_actor=2.0, checkpoint=4.0)
+    found = diagnose(run_dir)
+    changing = [switch.changes_training for switch in found.switches]
+    assert changing == sorted(changing)
+    adapters = found.switches[changing.index(True)]
+    assert adapters.feature == "lora"
+    assert adapters.saved_s > min(one.saved_s for one in found.switches[: changing.index(True)])
+    for lang, apart in (("en", "but changes what is learned"), ("zh", "会改变训练结果")):
+        page = diagnosis_text(found, lang)
+        assert page.index("old_logprob=auto") < page.index(apart) < page.index("lora.rank")
 
 
 def test_a_record_of_nothing_finished_is_refused(tmp_path: Path):

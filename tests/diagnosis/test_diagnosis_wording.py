@@ -59,6 +59,10 @@ def test_every_feature_has_all_its_texts_in_every_language_and_something_it_help
         assert feature.helps or feature.cells, feature.id
 
 
+def test_what_changes_training_states_no_tolerance_for_what_it_changes():
+    assert not [one.id for one in FEATURES.values() if one.changes_training and one.tolerance]
+
+
 def test_numbers_and_switches_are_worded():
     switch = Switch("async_checkpoint", "slow_disk", "queue", 0.4, 0.2, 0.41, "", "")
     for lang in LANGUAGES:

@@ -36,6 +36,7 @@ class Feature:
     risk: Mapping[str, str]
     prerequisite: Mapping[str, str]
     tolerance: Mapping[str, float] = field(default_factory=dict)
+    changes_training: bool = False
 
 
 def read_features(path: Path) -> dict[str, Feature]:
@@ -72,6 +73,7 @@ def _feature(id: str, record: Any) -> Feature:
         risk=record["risk"],
         prerequisite=record["prerequisite"],
         tolerance=_tolerance(id, record.get("tolerance", {})),
+        changes_training=_yes_or_no(id, "changes_training", record.get("changes_training", False)),
     )
 
 
@@ -84,6 +86,12 @@ def _tolerance(id: str, content: Any) -> dict[str, float]:
             f"features.{id}.tolerance", content, "may state loss and grad_norm, each at least 0"
         )
     return {name: float(value) for name, value in content.items()}
+
+
+def _yes_or_no(id: str, name: str, value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise ConfigError(f"features.{id}.{name}", value, "must be true or false")
+    return value
 
 
 def _shares(id: str, shares: Any) -> Shares:

@@ -81,7 +81,8 @@ class Finding:
 @dataclass(frozen=True, slots=True)
 class Switch:
     """A feature that reduces a finding's cost: predicted seconds saved per step with a 95 % interval, and the settings
-    that switch it on. `risk` and `prerequisite` are English; `wording` has the other languages by `feature`."""
+    that switch it on. `risk` and `prerequisite` are English; `wording` has the other languages by `feature`.
+    `changes_training`: what is learned changes with it, too (another objective, reward, set of samples, optimisation)."""
 
     feature: str
     finding: str
@@ -92,6 +93,7 @@ class Switch:
     risk: str
     prerequisite: str
     keys: Mapping[str, Any] = field(default_factory=dict)
+    changes_training: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,14 +18,15 @@ _MIN_SAVED_SHARE = 0.005
 def switches_for(
     run: RunRecords, findings: Sequence[Finding], stages: Sequence[StageDiagnosis], step_s: float
 ) -> tuple[Switch, ...]:
-    """Switches against findings, and against the bottleneck, ranked by what they would save."""
+    """Switches against findings, and against the bottleneck, ranked by what they would save; those that change what is
+    learned come after all that do not."""
     found = [
         switch
         for feature in FEATURES.values()
         if (switch := best_switch(run, feature, findings, stages[:1])) is not None
     ]
     worth = [switch for switch in found if switch.saved_s >= _MIN_SAVED_SHARE * step_s]
-    return tuple(sorted(worth, key=lambda switch: -switch.saved_s))
+    return tuple(sorted(worth, key=lambda switch: (switch.changes_training, -switch.saved_s)))
 
 
 def best_switch(
@@ -102,6 +103,7 @@ def _switch(
         risk=feature.risk["en"],
         prerequisite=feature.prerequisite["en"],
         keys=keys,
+        changes_training=feature.changes_training,
     )
 
 

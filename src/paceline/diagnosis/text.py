@@ -30,6 +30,7 @@ _HEADS: Mapping[Language, Mapping[str, str]] = {
         "waits": "Waiting, seconds per step",
         "findings": "What stands out",
         "switches": "What would help",
+        "changing": "What would help, but changes what is learned",
         "risk": "risk: {risk}  needs: {needs}",
         "ranks": "Ranks: busy, waiting, tokens of the update",
         "rank": "rank {rank}: {busy}, {idle}, {tokens}",
@@ -47,6 +48,7 @@ _HEADS: Mapping[Language, Mapping[str, str]] = {
         "waits": "每步等待时间",
         "findings": "突出的问题",
         "switches": "可采取的措施",
+        "changing": "有帮助，但会改变训练结果的措施",
         "risk": "风险：{risk}  前提：{needs}",
         "ranks": "各进程：忙碌、等待、更新的词元数",
         "rank": "进程 {rank}：{busy}，{idle}，{tokens}",
@@ -91,11 +93,11 @@ def _lines(found: Diagnosis, lang: Language) -> Iterator[str]:
 
 
 def _switches(found: Diagnosis, lang: Language) -> Iterator[str]:
-    if not found.switches:
-        return
     heads = _HEADS[lang]
-    yield f"\n{heads['switches']}"
+    heading = ""
     for number, switch in enumerate(found.switches[:_MAX_SWITCHES], 1):
+        if heading != (heading := "changing" if switch.changes_training else "switches"):
+            yield f"\n{heads[heading]}"
         yield f"  {number}. {sentence(switch, lang)}"
         yield f"     {'  '.join(settings(switch))}"
         yield f"     {heads['risk'].format(risk=risk(switch, lang), needs=prerequisite(switch, lang))}"

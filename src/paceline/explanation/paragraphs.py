@@ -99,15 +99,15 @@ def cause_paragraph(phrases: Phrases, run: RunRecords, figures: RunFigures, audi
 
 
 def next_paragraph(phrases: Phrases, found: Diagnosis, lang: Language, audience: str) -> str:
-    """The bottleneck and the first switch of the diagnosis, without its predictions: those are no records."""
+    """The bottleneck and the first switch that leaves alone what is learned, without predictions: those are no records."""
     said = []
     if found.stages:
         first = found.stages[0]
         stage, kind = named_stage(phrases, first.stage, lang, audience), cause_name(first.kind, lang)
         known = "usual" if first.source == "nature" else "measured"
         said.append(phrases.say(f"bottleneck.{known}", stage=stage, kind=kind))
-    if found.switches:
-        switch = found.switches[0]
+    switch = next((one for one in found.switches if not one.changes_training), None)
+    if switch is not None:
         feature = FEATURES[switch.feature].title[lang]
         if audience == "manager":
             said.append(phrases.say("next.manager", feature=feature))

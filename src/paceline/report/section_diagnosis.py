@@ -25,17 +25,24 @@ def diagnosis_blocks(found: Diagnosis, words: Words) -> list[Block]:
     if found.findings:
         items = [_finding(finding, found, words) for finding in found.findings]
         blocks.append(Ranking(words("diagnosis.findings"), words("diagnosis.findings-caption"), items))
-    if found.switches:
-        shown = found.switches[:_MAX_SWITCHES]
-        items = [_switch(switch, found, words) for switch in shown]
-        caption = words("diagnosis.switches-caption")
-        if len(found.switches) > len(shown):
-            more = words("diagnosis.more", shown=len(shown), all=len(found.switches))
-            caption = words.sentences(caption, more)
-        blocks.append(Ranking(words("diagnosis.switches"), caption, items))
+    keeping = [switch for switch in found.switches if not switch.changes_training]
+    changing = [switch for switch in found.switches if switch.changes_training]
+    blocks += _switches("diagnosis.switches", keeping, found, words)
+    blocks += _switches("diagnosis.changing", changing, found, words)
     if found.notes:
         blocks.append(Lines([said.note(note, words.lang) for note in found.notes]))
     return blocks
+
+
+def _switches(name: str, switches: Sequence[Switch], found: Diagnosis, words: Words) -> list[Block]:
+    """One ranking of switches, with what it leaves out said."""
+    if not switches:
+        return []
+    shown = switches[:_MAX_SWITCHES]
+    caption = words(f"{name}-caption")
+    if len(switches) > len(shown):
+        caption = words.sentences(caption, words("diagnosis.more", shown=len(shown), all=len(switches)))
+    return [Ranking(words(name), caption, [_switch(switch, found, words) for switch in shown])]
 
 
 def bottleneck_sentence(found: Diagnosis, words: Words) -> str:

@@ -37,6 +37,12 @@ TEXTS: dict[str, tuple[str, str]] = {
         "time; an ablation measures them.",
         "预计每步节省的秒数，从大到小排列，附 95 % 区间。预测针对单个开关；消融实验可加以实测。",
     ),
+    "diagnosis.changing": ("What would help, but changes what is learned", "有帮助，但会改变训练结果的措施"),
+    "diagnosis.changing-caption": (
+        "These change the objective, the reward, the samples or the optimisation: compare reward curves before you keep "
+        "one, not step times alone.",
+        "这些措施会改变目标、奖励、样本或优化方式：采用前请比较奖励曲线，而不仅是每步耗时。",
+    ),
     "diagnosis.more": ("The first {shown} of {all}.", "仅列出 {all} 项中的前 {shown} 项。"),
     "diagnosis.risk": ("Risk", "风险"),
     "diagnosis.prerequisite": ("Needs", "前提"),
