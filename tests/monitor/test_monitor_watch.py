@@ -3,8 +3,10 @@
 import io
 import json
 import os
+import re
 import signal
 import socket
+import string
 import subprocess
 import sys
 import threading
@@ -23,6 +25,7 @@ from paceline.config import ConfigError, load_config
 from paceline.monitor.following import follow
 from paceline.monitor.panel import panel
 from paceline.monitor.snapshot import take_snapshot
+from paceline.monitor.words import ALARMS, PANEL
 from paceline.schedules import run_training
 
 LONG_S = 120.0
@@ -78,7 +81,7 @@ def test_once_prints_a_snapshot_and_as_json_what_is_in_it(
     assert sum(record["stages"].values()) + record["unaccounted_s"] == pytest.approx(record["step_s"])
 
 
-@pytest.mark.parametrize("arguments", [["--interval", "0"], ["--serve", "70000"]])
+@pytest.mark.parametrize("arguments", [["--interval", "0"], ["--serve", "70000"], ["--lang", "fr"]])
 def test_options_that_cannot_be_are_refused(tmp_path: Path, arguments: list[str]) -> None:
     assert main(["watch", str(GrowingRun(tmp_path / "r").run_dir), *arguments]) == 2
 
@@ -185,3 +188,41 @@ def test_a_run_whose_port_is_taken_is_refused_before_it_starts(tmp_path: Path) -
             run_training(load_config(None, sections=sections))
     assert refused.value.key == "telemetry.metrics_port"
     assert not (tmp_path / "runs" / "r" / "metrics.jsonl").exists()
+
+
+def test_the_panel_is_chinese_throughout_and_says_the_same_numbers(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = GrowingRun(tmp_path / "r")
+    run.steps(1, 8, samples__overlong=1)
+    run.summary("running")
+    assert main(["watch", str(run.run_dir), "--once", "--lang", "zh"]) == 0
+    chinese = capsys.readouterr().out
+    assert main(["watch", str(run.run_dir), "--once"]) == 0
+    english = capsys.readouterr().out
+    for part in (
+        "2 个进程",
+        "进行中",
+        "第 8/20 步",
+        "生成（rollout）",
+        "策略更新",
+        "瓶颈",
+        "奖励",
+        "样本长于词元预算",
+    ):
+        assert part in chinese, chinese
+    for word in ("step", "idle", "bottleneck", "time left", "alarms", "throughput"):
+        assert word not in chinese, chinese
+    numbers = re.compile(r"\d[\d.,:%]*")
+    assert sorted(numbers.findall(chinese)) == sorted(numbers.findall(english))
+
+
+def test_every_text_has_the_same_values_in_both_languages() -> None:
+    for name, (english, chinese) in {**ALARMS, **PANEL}.items():
+        fields = [
+            {field for _, field, _, _ in string.Formatter().parse(text) if field}
+            for text in (english, chinese)
+        ]
+        if name != "mfu":  # the Chinese reason is one sentence, the English one is telemetry's
+            assert fields[0] == fields[1], name
+        assert english and chinese

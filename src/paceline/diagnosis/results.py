@@ -82,7 +82,7 @@ class Finding:
 class Switch:
     """A feature that reduces a finding's cost: predicted seconds saved per step with a 95 % interval, and the settings
     that switch it on. `risk` and `prerequisite` are English; `wording` has the other languages by `feature`.
-    `changes_training`: what is learned changes with it, too (another objective, reward, set of samples, optimisation)."""
+    `changes_training`: it also changes what is learned (another objective, reward, set of samples or optimisation)."""
 
     feature: str
     finding: str

@@ -99,7 +99,7 @@ def cause_paragraph(phrases: Phrases, run: RunRecords, figures: RunFigures, audi
 
 
 def next_paragraph(phrases: Phrases, found: Diagnosis, lang: Language, audience: str) -> str:
-    """The bottleneck and the first switch that leaves alone what is learned, without predictions: those are no records."""
+    """The bottleneck and the first switch that leaves alone what is learned. No prediction: those are no records."""
     said = []
     if found.stages:
         first = found.stages[0]

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from paceline.monitor.following import RunFollower
+from paceline.monitor.words import ALARMS, say
 from paceline.telemetry.flops import mfu_alarm
 from paceline.telemetry.metrics import MetricRecord
 
@@ -21,20 +22,28 @@ _UNEQUAL = 1.2
 _LOGPROB_NATS = 0.1
 _ENTROPY_LEFT = 0.1
 _HOST_GROWTH = 2 * 2**30
-_STATUS_TEXTS = {"failed": "failed", "refused": "was refused"}
+_STATUS_TEXTS = {"failed": ("the run failed", "运行失败"), "refused": ("the run was refused", "运行被拒绝")}
 
 
 @dataclass(frozen=True, slots=True)
 class Alarm:
-    """`name` is the rule's, `metric` what it looked at, `value` what it saw there; `text` says it to a person."""
+    """`name` is the rule's, `metric` what it looked at, `value` what it saw there; `text` says it to a person, and
+    `text_zh` in Chinese."""
 
     name: str
     metric: str
     value: float
     text: str
+    text_zh: str
 
 
 Rule = Callable[[Sequence[MetricRecord]], Alarm | None]
+
+
+def _alarm(name: str, metric: str, value: float, **said: object) -> Alarm:
+    """An alarm in both languages; `said` is what the rule's texts put in beside metric and value."""
+    values = {"metric": metric, "value": value, **said}
+    return Alarm(name, metric, value, say(ALARMS, name, "en", **values), say(ALARMS, name, "zh", **values))
 
 
 def alarms_of(run: RunFollower) -> list[Alarm]:
@@ -51,17 +60,17 @@ def _not_finite(records: Sequence[MetricRecord]) -> Alarm | None:
     for name in ("loss/total", "critic/loss", "grad_norm", "critic/grad_norm", "reward/mean", "entropy"):
         value = records[-1].metrics.get(name)
         if value is not None and not math.isfinite(value):
-            return Alarm("not_finite", name, value, f"{name} is {value} in step {records[-1].step}")
+            return _alarm("not_finite", name, value, step=records[-1].step)
     return None
 
 
-def _counted(name: str, metrics: Sequence[str], text: str) -> Rule:
+def _counted(name: str, metrics: Sequence[str]) -> Rule:
     """An alarm as soon as one of these sums is not 0 in the window."""
 
     def rule(records: Sequence[MetricRecord]) -> Alarm | None:
         for metric in metrics:
             if total := _sum(records, metric):
-                return Alarm(name, metric, total, f"{total:g} {text} in the last {_shown(records)} steps")
+                return _alarm(name, metric, total, count=f"{total:g}", steps=_shown(records))
         return None
 
     return rule
@@ -71,8 +80,9 @@ def _reward_failures(records: Sequence[MetricRecord]) -> Alarm | None:
     total = _sum(records, "reward/timeouts") + _sum(records, "reward/errors")
     if not total:
         return None
-    text = f"{total:g} samples without a verdict in the last {_shown(records)} steps: the reward timed out or failed"
-    return Alarm("reward_failures", "samples/without_verdict", total, text)
+    return _alarm(
+        "reward_failures", "samples/without_verdict", total, count=f"{total:g}", steps=_shown(records)
+    )
 
 
 def _no_signal(records: Sequence[MetricRecord]) -> Alarm | None:
@@ -81,22 +91,20 @@ def _no_signal(records: Sequence[MetricRecord]) -> Alarm | None:
     ]
     if len(spread) < WINDOW or any(spread):
         return None
-    text = f"all rewards of a step are equal, {len(spread)} steps long: nothing to learn from"
-    return Alarm("no_signal", "reward/std", 0.0, text)
+    return _alarm("no_signal", "reward/std", 0.0, steps=len(spread))
 
 
 def _truncated(records: Sequence[MetricRecord]) -> Alarm | None:
     share = _mean(records, "truncated_fraction")
     if share is None or share <= _TRUNCATED:
         return None
-    text = f"{share:.0%} of the samples reach rollout.max_new_tokens"
-    return Alarm("truncated", "truncated_fraction", share, text)
+    return _alarm("truncated", "truncated_fraction", share, share=f"{share:.0%}")
 
 
 def _mfu(records: Sequence[MetricRecord]) -> Alarm | None:
     for name, value in records[-1].metrics.items():
-        if name.startswith("mfu/") and (text := mfu_alarm(value)) is not None:
-            return Alarm("mfu", name, value, f"{name}: {text}")
+        if name.startswith("mfu/") and (reason := mfu_alarm(value)) is not None:
+            return _alarm("mfu", name, value, reason=reason)
     return None
 
 
@@ -107,8 +115,8 @@ def _slower(records: Sequence[MetricRecord]) -> Alarm | None:
     before, now = statistics.median(times[1:-WINDOW]), statistics.median(times[-WINDOW:])
     if now <= _SLOWER * before:
         return None
-    text = f"steps take {now:.3g} s, {now / before:.1f} x the {before:.3g} s of earlier ones"
-    return Alarm("slower", "time/step", now, text)
+    ratio = f"{now / before:.1f}"
+    return _alarm("slower", "time/step", now, now=f"{now:.3g}", before=f"{before:.3g}", ratio=ratio)
 
 
 def _unequal_ranks(records: Sequence[MetricRecord]) -> Alarm | None:
@@ -116,24 +124,23 @@ def _unequal_ranks(records: Sequence[MetricRecord]) -> Alarm | None:
     rank = records[-1].metrics.get("balance/slowest_rank")
     if ratio is None or rank is None or ratio <= _UNEQUAL:
         return None
-    text = f"the busiest rank works {ratio:.2f} x the mean; in the last step it is rank {rank:.0f}"
-    return Alarm("unequal_ranks", "balance/busy_max_over_mean", ratio, text)
+    return _alarm(
+        "unequal_ranks", "balance/busy_max_over_mean", ratio, ratio=f"{ratio:.2f}", rank=f"{rank:.0f}"
+    )
 
 
 def _logprobs_apart(records: Sequence[MetricRecord]) -> Alarm | None:
     apart = _mean(records, "rollout/logprob_difference_mean")
     if apart is None or apart <= _LOGPROB_NATS:
         return None
-    text = f"sampled and scored log-probs are {apart:.2g} nats apart: rollout and training disagree on the policy"
-    return Alarm("logprobs_apart", "rollout/logprob_difference_mean", apart, text)
+    return _alarm("logprobs_apart", "rollout/logprob_difference_mean", apart, nats=f"{apart:.2g}")
 
 
 def _entropy_collapse(records: Sequence[MetricRecord]) -> Alarm | None:
     seen = [value for record in records if (value := record.metrics.get("entropy")) is not None]
     if len(seen) < WINDOW or not 0.0 <= seen[-1] < _ENTROPY_LEFT * seen[0]:
         return None
-    text = f"entropy fell from {seen[0]:.2g} to {seen[-1]:.2g} nats: samples become alike"
-    return Alarm("entropy_collapse", "entropy", seen[-1], text)
+    return _alarm("entropy_collapse", "entropy", seen[-1], first=f"{seen[0]:.2g}", last=f"{seen[-1]:.2g}")
 
 
 def _host_memory(records: Sequence[MetricRecord]) -> Alarm | None:
@@ -141,16 +148,14 @@ def _host_memory(records: Sequence[MetricRecord]) -> Alarm | None:
     if len(seen) < 2 * WINDOW or seen[-1] - seen[WINDOW - 1] < _HOST_GROWTH:
         return None
     grown = seen[-1] - seen[WINDOW - 1]
-    text = f"host memory grew by {grown / 2**30:.1f} GiB since the run was warm"
-    return Alarm("host_memory", "memory/host_rss", seen[-1], text)
+    return _alarm("host_memory", "memory/host_rss", seen[-1], grown=f"{grown / 2**30:.1f}")
 
 
 def _unaccounted(records: Sequence[MetricRecord]) -> Alarm | None:
     step, lost = _mean(records, "time/step"), _mean(records, "time/unaccounted")
     if not step or lost is None or lost <= _UNACCOUNTED * step:
         return None
-    text = f"{lost / step:.0%} of the step lies in no stage"
-    return Alarm("unaccounted", "time/unaccounted", lost, text)
+    return _alarm("unaccounted", "time/unaccounted", lost, share=f"{lost / step:.0%}")
 
 
 def _silent(run: RunFollower, records: Sequence[MetricRecord]) -> Alarm | None:
@@ -160,17 +165,22 @@ def _silent(run: RunFollower, records: Sequence[MetricRecord]) -> Alarm | None:
     silent_s = run.silent_for_s()
     if silent_s <= max(MIN_SILENCE_S, _SILENT_STEPS * usual):
         return None
-    text = f"nothing was recorded for {silent_s:.0f} s: the run hangs, evaluates for long, or its process is gone"
-    return Alarm("silent", "time/step", silent_s, text)
+    return _alarm("silent", "time/step", silent_s, seconds=f"{silent_s:.0f}")
 
 
 def _failed(run: RunFollower) -> Alarm | None:
     status = run.status
     if status == "died":
-        return Alarm("died", "status", 1.0, "the run's process is gone and has not said why: it was killed")
+        return _alarm("died", "status", 1.0)
     if status not in ("failed", "refused"):
         return None
-    return Alarm(status, "status", 1.0, run.message or f"the run {_STATUS_TEXTS[status]}")
+    english, chinese = _STATUS_TEXTS[status]
+    return Alarm(status, "status", 1.0, run.message or english, _joined(chinese, run.message))
+
+
+def _joined(chinese: str, message: str) -> str:
+    """A run's message stays in its own words, introduced."""
+    return f"{chinese}：{message}" if message else chinese
 
 
 def _shown(records: Sequence[MetricRecord]) -> int:
@@ -188,23 +198,13 @@ def _mean(records: Sequence[MetricRecord], name: str) -> float | None:
 
 RULES: tuple[Rule, ...] = (
     _not_finite,
-    _counted(
-        "updates_skipped",
-        ("updates/skipped", "critic/updates/skipped"),
-        "updates skipped for a gradient that is not finite",
-    ),
-    _counted(
-        "out_of_memory",
-        ("memory/out_of_memory_retries", "critic/memory/out_of_memory_retries"),
-        "mini-batches begun again because memory ran out",
-    ),
+    _counted("updates_skipped", ("updates/skipped", "critic/updates/skipped")),
+    _counted("out_of_memory", ("memory/out_of_memory_retries", "critic/memory/out_of_memory_retries")),
     _reward_failures,
     _no_signal,
-    _counted("exhausted", ("rollout/exhausted",), "times dynamic sampling gave up short of groups"),
-    _counted(
-        "overlong", ("samples/overlong", "critic/samples/overlong"), "samples longer than the token budget"
-    ),
-    _counted("checkpoint_waits", ("checkpoint/waits",), "saves waited for the one before to be written"),
+    _counted("exhausted", ("rollout/exhausted",)),
+    _counted("overlong", ("samples/overlong", "critic/samples/overlong")),
+    _counted("checkpoint_waits", ("checkpoint/waits",)),
     _truncated,
     _mfu,
     _slower,

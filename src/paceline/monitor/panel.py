@@ -1,7 +1,9 @@
 """A snapshot as one panel in the terminal."""
 
 import math
+from collections.abc import Callable
 
+from rich.cells import cell_len
 from rich.console import Group, RenderableType
 from rich.panel import Panel
 from rich.progress_bar import ProgressBar
@@ -10,6 +12,7 @@ from rich.text import Text
 
 from paceline.monitor.drawing import STAGE_COLOURS, format_seconds, sparkline
 from paceline.monitor.snapshot import STEPS_IN_MEANS, Snapshot
+from paceline.monitor.words import PANEL, Lang, say
 
 _BAR = 32
 _LEAST_SHARE = 0.002
@@ -18,75 +21,80 @@ _STATUS_STYLES = {
     **dict.fromkeys(("failed", "refused", "died"), "bold red"),
     "starting": "yellow",
 }
-_STATUS_TEXTS = {"died": "stopped without ending", "refused": "refused before starting"}
 
-# name, metric, format; a metric that the run has not recorded has no row
+_STAGE_WIDTH = 13
+
+# metric, format, unit by its text; a metric that the run has not recorded has no row
 _FIGURES = (
-    ("accuracy (train)", "accuracy/train", "{:.1%}"),
-    ("accuracy (held out)", "eval/accuracy", "{:.1%}"),
-    ("loss", "loss/total", "{:.4g}"),
-    ("held-out loss", "eval/loss", "{:.4g}"),
-    ("entropy", "entropy", "{:.3g} nats"),
-    ("gradient norm", "grad_norm", "{:.3g}"),
-    ("response length", "response_length/mean", "{:,.1f} tokens"),
-    ("throughput", "throughput/tokens_per_s", "{:,.0f} tokens/s"),
-    ("  per device", "throughput/tokens_per_s_per_device", "{:,.0f} tokens/s"),
-    ("  generated", "throughput/generated_tokens_per_s", "{:,.0f} tokens/s"),
-    ("MFU (step)", "mfu/step", "{:.1%}"),
-    ("MFU (update_actor)", "mfu/update_actor", "{:.1%}"),
-    ("effective tokens", "tokens/effective_share", "{:.1%}"),
+    ("accuracy/train", "{:.1%}", None),
+    ("eval/accuracy", "{:.1%}", None),
+    ("loss/total", "{:.4g}", None),
+    ("eval/loss", "{:.4g}", None),
+    ("entropy", "{:.3g}", "nats"),
+    ("grad_norm", "{:.3g}", None),
+    ("response_length/mean", "{:,.1f}", "tokens"),
+    ("throughput/tokens_per_s", "{:,.0f}", "tokens-per-s"),
+    ("throughput/tokens_per_s_per_device", "{:,.0f}", "tokens-per-s"),
+    ("throughput/generated_tokens_per_s", "{:,.0f}", "tokens-per-s"),
+    ("mfu/step", "{:.1%}", None),
+    ("mfu/update_actor", "{:.1%}", None),
+    ("tokens/effective_share", "{:.1%}", None),
 )
-_MEMORY = (
-    ("device memory", "memory/peak_allocated"),
-    ("  reserved", "memory/peak_reserved"),
-    ("host memory", "memory/host_rss"),
-)
+_MEMORY = ("memory/peak_allocated", "memory/peak_reserved", "memory/host_rss")
 
 
-def panel(snapshot: Snapshot, bottleneck: str | None = None) -> RenderableType:
-    """The panel. `bottleneck` is a sentence of the diagnosis, where one has been made."""
-    parts: list[RenderableType] = [_head(snapshot)]
+def panel(
+    snapshot: Snapshot,
+    bottleneck: str | None = None,
+    lang: Lang = "en",
+    stage_name: Callable[[str], str] = str,
+) -> RenderableType:
+    """The panel. `bottleneck` is a sentence of the diagnosis, where one has been made; `stage_name` says a stage in
+    the reader's language."""
+    parts: list[RenderableType] = [_head(snapshot, lang)]
     if snapshot.message:
         parts.append(Text(snapshot.message, style="dim"))
-    parts.append(_figures(snapshot))
+    parts.append(_figures(snapshot, lang))
     if snapshot.step_s is not None:
-        parts += [Text(), _stages(snapshot)]
+        parts += [Text(), _stages(snapshot, lang, stage_name)]
     if bottleneck:
-        parts += [Text(), Text(f"bottleneck  {bottleneck}", style="bold")]
-    parts.append(_alarms(snapshot))
-    title = f"{snapshot.name} · {snapshot.num_ranks or '?'} rank{'s' if snapshot.num_ranks != 1 else ''}"
-    return Panel(Group(*parts), title=Text(title), border_style="dim")
+        parts += [Text(), Text(f"{say(PANEL, 'bottleneck', lang)}  {bottleneck}", style="bold")]
+    parts.append(_alarms(snapshot, lang))
+    ranks = say(PANEL, "rank" if snapshot.num_ranks == 1 else "ranks", lang, count=snapshot.num_ranks or "?")
+    return Panel(Group(*parts), title=Text(f"{snapshot.name} · {ranks}"), border_style="dim")
 
 
-def _head(snapshot: Snapshot) -> RenderableType:
+def _head(snapshot: Snapshot, lang: Lang) -> RenderableType:
     head = Table.grid(padding=(0, 2))
-    status = Text(
-        _STATUS_TEXTS.get(snapshot.status, snapshot.status),
-        style=_STATUS_STYLES.get(snapshot.status, "white"),
-    )
+    known = say(PANEL, snapshot.status, lang) if snapshot.status in PANEL else snapshot.status
+    status = Text(known, style=_STATUS_STYLES.get(snapshot.status, "white"))
     if snapshot.num_steps is None:
-        head.add_row(status, f"step {snapshot.step}")
+        head.add_row(status, say(PANEL, "step", lang, step=snapshot.step))
         return head
     bar = ProgressBar(total=max(1, snapshot.num_steps), completed=snapshot.step, width=_BAR)
-    left = "" if snapshot.left_s is None else f"time left {format_seconds(snapshot.left_s)}"
-    head.add_row(status, f"step {snapshot.step}/{snapshot.num_steps}", bar, left)
+    left = ""
+    if snapshot.left_s is not None:
+        left = say(PANEL, "left", lang, time=format_seconds(snapshot.left_s))
+    head.add_row(status, say(PANEL, "step-of", lang, step=snapshot.step, all=snapshot.num_steps), bar, left)
     return head
 
 
-def _figures(snapshot: Snapshot) -> RenderableType:
+def _figures(snapshot: Snapshot, lang: Lang) -> RenderableType:
     table = Table.grid(padding=(0, 2))
     if snapshot.step_s is not None:
-        table.add_row("step time", f"{snapshot.step_s:.4g} s", _curve(snapshot.step_times))
+        table.add_row(say(PANEL, "step-time", lang), f"{snapshot.step_s:.4g} s", _curve(snapshot.step_times))
     if snapshot.reward:
-        table.add_row("reward", f"{snapshot.reward[-1]:.3f}", _curve(snapshot.reward))
-    for label, metric, form in _FIGURES:
+        table.add_row(say(PANEL, "reward", lang), f"{snapshot.reward[-1]:.3f}", _curve(snapshot.reward))
+    for metric, form, unit in _FIGURES:
         value = snapshot.metrics.get(metric)
         if value is not None:
+            number = form.format(value)
             curve = _curve(snapshot.eval_accuracy) if metric == "eval/accuracy" else Text()
-            table.add_row(label, form.format(value), curve)
-    for label, metric in _MEMORY:
+            shown = number if unit is None else say(PANEL, unit, lang, value=number)
+            table.add_row(say(PANEL, metric, lang), shown, curve)
+    for metric in _MEMORY:
         if value := snapshot.metrics.get(metric):
-            table.add_row(label, f"{value / 2**30:,.2f} GiB", Text())
+            table.add_row(say(PANEL, metric, lang), f"{value / 2**30:,.2f} GiB", Text())
     return table
 
 
@@ -95,7 +103,7 @@ def _curve(values: tuple[float, ...]) -> Text:
     return Text(sparkline(finite) if len(finite) > 1 else "", style="green")
 
 
-def _stages(snapshot: Snapshot) -> RenderableType:
+def _stages(snapshot: Snapshot, lang: Lang, stage_name: Callable[[str], str]) -> RenderableType:
     assert snapshot.step_s is not None
     table = Table.grid(padding=(0, 1))
     times = {**snapshot.stages, "unaccounted": snapshot.unaccounted_s or 0.0}
@@ -104,11 +112,14 @@ def _stages(snapshot: Snapshot) -> RenderableType:
         if share < _LEAST_SHARE:
             continue
         bar = Text("█" * max(1, round(share * _BAR)), style=STAGE_COLOURS.get(stage, "white"))
-        table.add_row(f"{stage:<13}", f"{seconds:>8.3g} s", f"{share:>6.1%}", bar)
-    return Group(Text(f"stages, mean of the last {STEPS_IN_MEANS} steps and all ranks", style="dim"), table)
+        name = stage_name(stage)
+        name += " " * (_STAGE_WIDTH - cell_len(name))
+        table.add_row(name, f"{seconds:>8.3g} s", f"{share:>6.1%}", bar)
+    return Group(Text(say(PANEL, "stages", lang, steps=STEPS_IN_MEANS), style="dim"), table)
 
 
-def _alarms(snapshot: Snapshot) -> RenderableType:
+def _alarms(snapshot: Snapshot, lang: Lang) -> RenderableType:
     if not snapshot.alarms:
-        return Text("no alarms", style="dim")
-    return Group(*(Text(f"! {alarm.text}", style="bold red") for alarm in snapshot.alarms))
+        return Text(say(PANEL, "no-alarms", lang), style="dim")
+    texts = (alarm.text if lang == "en" else alarm.text_zh for alarm in snapshot.alarms)
+    return Group(*(Text(f"! {text}", style="bold red") for text in texts))

@@ -39,8 +39,8 @@ TEXTS: dict[str, tuple[str, str]] = {
     ),
     "diagnosis.changing": ("What would help, but changes what is learned", "有帮助，但会改变训练结果的措施"),
     "diagnosis.changing-caption": (
-        "These change the objective, the reward, the samples or the optimisation: compare reward curves before you keep "
-        "one, not step times alone.",
+        "These change the objective, the reward, the samples or the optimisation: before you keep one, compare reward "
+        "curves and not step times alone.",
         "这些措施会改变目标、奖励、样本或优化方式：采用前请比较奖励曲线，而不仅是每步耗时。",
     ),
     "diagnosis.more": ("The first {shown} of {all}.", "仅列出 {all} 项中的前 {shown} 项。"),
