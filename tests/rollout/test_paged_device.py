@@ -28,6 +28,7 @@ from paceline.rollout.native.paged.device import (
     uniform_numbers_on_device,
 )
 from paceline.rollout.native.paged.device_runner import batch_sizes
+from paceline.rollout.native.paged.kernels import flash_takes
 from paceline.rollout.native.paged.make_runner import has_fixed_rotation
 from paceline.rollout.native.sampling import sample_tokens, uniform_numbers
 
@@ -142,3 +143,17 @@ def test_captured_batch_sizes_end_at_the_largest_and_are_close_together():
     assert batch_sizes(5) == (1, 2, 4, 5)
     sizes = batch_sizes(512)
     assert sizes[-1] == 512 and all(b - a <= 32 for a, b in pairwise(sizes))
+
+
+@pytest.mark.parametrize(
+    ("capability", "head_dim", "page_tokens", "takes"),
+    [
+        ((9, 0), 128, 128, True),
+        ((9, 0), 64, 128, True),
+        ((9, 0), 256, 128, False),  # its tiles of keys are shorter than a page
+        ((9, 0), 128, 16, False),
+        ((12, 0), 128, 128, False),
+    ],
+)
+def test_the_library_gets_pages_only_where_it_copies_them_whole(capability, head_dim, page_tokens, takes):
+    assert flash_takes(capability, head_dim, page_tokens) == takes

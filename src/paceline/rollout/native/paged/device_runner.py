@@ -83,6 +83,11 @@ class DeviceRunner(EagerRunner):
         return self._captures
 
     @property
+    def sizes(self) -> tuple[int, ...]:
+        """Batch sizes of rounds, small ones first."""
+        return self._sizes
+
+    @property
     def captured_sizes(self) -> tuple[int, ...]:
         """Batch sizes captured until now."""
         return tuple(sorted(size for size, found in self._rounds.items() if found.graph is not None))
@@ -142,7 +147,8 @@ class DeviceRunner(EagerRunner):
         torch.cuda.current_stream(self._model.device).wait_stream(side)
         torch.cuda.synchronize(self._model.device)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool):
+        # this thread's: elsewhere in the process a trainer may take memory and NCCL ask its events meanwhile
+        with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
             found.results = self._body(found.rows)
         found.graph = graph
         self._pool = self._pool or graph.pool()

@@ -32,6 +32,10 @@ Decode = Callable[[Tensor, LayerPages, DecodeRows, AttentionArgs], Tensor]
 FLASH_PAGE_TOKENS = 128
 """What FlashAttention 4 fetches in one copy; other sizes take its slower path."""
 
+_FLASH_HEAD_DIMS = (64, 128)
+"""Head widths whose tiles of keys are a page long on Hopper. At 256 they are shorter, and the slower path then reads
+its page numbers into an array of no entries (flash-attn-4 4.0.0b18)."""
+
 _FLASH_MIN_SEQUENCES = 24
 """Below this many sequences FlashAttention 4, which does not split one on Hopper, leaves multiprocessors idle."""
 
@@ -150,6 +154,13 @@ def _is_half(query: Tensor, args: AttentionArgs) -> bool:
     return query.dtype in (torch.bfloat16, torch.float16) and query.shape[-1] % 8 == 0 and not args.exact
 
 
+def flash_takes(capability: tuple[int, int], head_dim: int, page_tokens: int) -> bool:
+    """Whether FlashAttention 4 reads pages of this form in whole copies; its other ways are not used. Capabilities
+    8 and 12 have no pages there."""
+    is_page_a_tile = page_tokens == FLASH_PAGE_TOKENS and head_dim in _FLASH_HEAD_DIMS
+    return is_page_a_tile and capability[0] in (9, 10, 11)
+
+
 def round_kernels(device: torch.device, head_dim: int, page_tokens: int | None = None) -> RoundKernels:
     """The kernels for a device: on CUDA Triton's, with FlashAttention 4 for attention where it is installed; plain
     torch elsewhere."""
@@ -161,6 +172,7 @@ def round_kernels(device: torch.device, head_dim: int, page_tokens: int | None =
     varlen = kernel_for(device)
     attention: PagedAttention = SplitPaged(decode, varlen)
     page_tokens = page_tokens or FLASH_PAGE_TOKENS
-    if isinstance(varlen, FlashAttention4) and page_tokens == FLASH_PAGE_TOKENS:
+    capability = torch.cuda.get_device_capability(device)
+    if isinstance(varlen, FlashAttention4) and flash_takes(capability, head_dim, page_tokens):
         attention = FlashPaged(varlen.interface, decode)
     return RoundKernels(attention, ops.draw_tokens, ops.rotate_and_store, page_tokens)

@@ -185,7 +185,8 @@ def pick_kernel(
     last_block = tl.max(tl.where(mass > 0.0, blocks, 0), axis=0)
     block = tl.minimum(tl.sum((is_block & (through <= threshold)).to(tl.int32), axis=0), last_block)
     top_block = tl.min(tl.where(is_block & (highest == top), blocks, BLOCKS), axis=0)
-    block = tl.where(temperature > 0.0, block, top_block)
+    # the vocabulary's, even where NaNs leave no block that is highest
+    block = tl.minimum(tl.where(temperature > 0.0, block, top_block), last_block)
     before = tl.sum(tl.where(blocks < block, mass, 0.0), axis=0)
     offset = tl.arange(0, BLOCK)
     cols = block * BLOCK + offset
@@ -194,9 +195,10 @@ def pick_kernel(
     p = tl.exp(z - top)
     passed = before + tl.cumsum(p, axis=0) <= threshold
     last = tl.max(tl.where(p > 0.0, offset, 0), axis=0)
-    drawn = tl.minimum(tl.sum((inside & passed).to(tl.int32), axis=0), last)
-    highest_at = tl.min(tl.where(inside & (z == top), offset, BLOCK), axis=0)
-    drawn = tl.where(temperature > 0.0, drawn, highest_at)
+    drawn = tl.sum((inside & passed).to(tl.int32), axis=0)
+    # this block's own highest: `top` comes from another kernel, which may have rounded otherwise
+    highest_at = tl.min(tl.where(inside & (z == tl.max(z, axis=0)), offset, BLOCK), axis=0)
+    drawn = tl.minimum(tl.where(temperature > 0.0, drawn, highest_at), last)
     token = (block * BLOCK + drawn).to(tl.int64)
     z_token = tl.sum(tl.where(offset == drawn, z, 0.0), axis=0)
     tl.store(tokens_ptr + row, token)
