@@ -16,6 +16,8 @@ def test_a_shrunk_workload_runs_and_says_how_far_from_the_bound_it_is(workload):
     rows = result.get("contexts", [result])
     assert all(row["share_of_bound"] > 0 for row in rows)
     assert result["copy_tb_per_s"] > 0 and result["startup_s"] > 0
+    assert {"cache_s", "first_rounds_s"} <= result["startup"].keys()
+    assert result["startup_s"] == sum(result["startup"].values())
     assert result["engine"]["rollout_cache"] == "paged"
     if workload != "uniform":
         assert result["generated_tokens"] > 0

@@ -44,6 +44,8 @@ WorkloadName = Literal["group", "tail", "uniform"]
 PARAMS = SamplingParams(1.0, frozenset(), ignore_stop=True)
 _STEADY_CONTEXTS = (512, 1024)
 _STEADY_STEPS = 48
+_PREFILL_TOKENS = 16_384
+"""Of a round."""
 
 
 class NoText:
@@ -75,7 +77,7 @@ def bench_rollout(bench: RolloutBench) -> dict[str, Any]:
     built_s = time.perf_counter() - began
     engine = _engine(bench, model)
     bandwidth = copy_bandwidth(device)
-    startup_s = _start_up(engine, bench, device)
+    startup = _start_up(engine, bench, device)
     run = _steady if bench.workload == "uniform" else _whole
     return {
         "workload": bench.workload,
@@ -84,7 +86,8 @@ def bench_rollout(bench: RolloutBench) -> dict[str, Any]:
         "exact": bench.exact,
         "copy_tb_per_s": bandwidth / 1e12,
         "model_built_s": built_s,
-        "startup_s": startup_s,
+        "startup_s": sum(startup.values()),
+        "startup": startup,
         "engine": {**engine_features(engine), **_captured(engine)},
         **run(bench, engine, model, bandwidth),
         "logprob_difference": _equality(bench, engine, model),
@@ -109,24 +112,39 @@ def _model(bench: RolloutBench, device: torch.device) -> CausalModel:
 
 
 def _engine(bench: RolloutBench, model: CausalModel) -> NativeEngine | PagedEngine:
-    limits = EngineLimits(max_running=max(1, 512 // bench.shrink), prefill_token_budget=16_384)
+    limits = EngineLimits(max_running=max(1, 512 // bench.shrink), prefill_token_budget=_PREFILL_TOKENS)
     cache: CacheKind = "paged" if bench.exact else bench.cache
     return open_native_engine(model, NoText(), cache, limits, Ledger())  # type: ignore[arg-type]
 
 
-def _start_up(engine: NativeEngine | PagedEngine, bench: RolloutBench, device: torch.device) -> float:
-    """Seconds from an engine to one that is ready: cache taken, kernels compiled, every batch size captured."""
+def _start_up(
+    engine: NativeEngine | PagedEngine, bench: RolloutBench, device: torch.device
+) -> dict[str, float]:
+    """Seconds from an engine to one that is ready: the cache, kernels (compiled with the largest and the smallest
+    batch), the other batch sizes' captures, and first rounds, which compile what prefill needs."""
     requests = _requests(bench, vocabulary=256)
-    began = time.perf_counter()
     few = [replace(request, max_new_tokens=min(4, request.max_new_tokens)) for request in requests]
+    parts: dict[str, float] = {}
+    began = time.perf_counter()
+
+    def note(part: str) -> None:
+        nonlocal began
+        wait(device)
+        now = time.perf_counter()
+        parts[part], began = now - began, now
+
     if isinstance(engine, PagedEngine):
         engine.reserve(requests)
+        note("cache_s")
         if isinstance(engine.runner, DeviceRunner) and engine.runner.is_captured:
             with torch.inference_mode():
+                engine.runner.capture((engine.runner.sizes[-1], engine.runner.sizes[0]))
+                note("kernels_s")
                 engine.runner.capture()
+                note("captures_s")
     engine.generate(few, PARAMS)
-    wait(device)
-    return time.perf_counter() - began
+    note("first_rounds_s")
+    return parts
 
 
 def _captured(engine: NativeEngine | PagedEngine) -> dict[str, Any]:
@@ -246,13 +264,15 @@ def _steady_context(
     num_samples, context = max(1, 256 // bench.shrink), max(8, full_context // bench.shrink)
     num_steps = min(_STEADY_STEPS, context // 2)
     prompt_tokens = context - num_steps // 2
+    # those whose prompts come first draw while the others' are computed, and must not end before the last step
+    new_tokens = num_steps + 12 + num_samples * prompt_tokens // _PREFILL_TOKENS
     rng = np.random.default_rng(1)
     step_s = []
     for repeat in range(bench.num_repeats + 1):
         for sample in range(num_samples):
             tokens = tuple(rng.integers(0, model.shape.vocab_size, prompt_tokens).tolist())
             prompt = Prompt(f"{repeat}-{sample}", tokens, "")
-            engine.submit(RolloutRequest(prompt, (sample,), num_steps + 12), PARAMS)
+            engine.submit(RolloutRequest(prompt, (sample,), new_tokens), PARAMS)
         while engine.num_running < num_samples:
             engine.step()
         for _ in range(4):  # rounds under way, first use of a batch size
@@ -298,7 +318,10 @@ def rollout_text(result: dict[str, Any]) -> str:
     lines = [
         f"{result['workload']} · {result['model']} · {result['device']} {result['dtype']} · "
         f"{result['engine']['rollout_cache']}, {result['engine']['rollout_attention']}",
-        f"copy {result['copy_tb_per_s']:.2f} TB/s · start-up {result['startup_s']:.1f} s",
+        f"copy {result['copy_tb_per_s']:.2f} TB/s · model {result['model_built_s']:.1f} s · start-up "
+        f"{result['startup_s']:.1f} s ("
+        + ", ".join(f"{part.removesuffix('_s')} {took:.1f}" for part, took in result["startup"].items())
+        + ")",
     ]
     for row in result.get("contexts", ()):
         lines.append(
