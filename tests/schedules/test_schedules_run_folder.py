@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
+import psutil
 import pytest
 from tiny_runs import tiny_sections
 
@@ -51,7 +52,8 @@ def test_a_second_run_into_a_folder_that_is_being_written_is_refused(
     sections = tiny_sections(tmp_path)
     run_dir = tmp_path / "runs" / "r"
     run_dir.mkdir(parents=True)
-    write_process(run_dir, replace(this_process(), pid=other_process))
+    began = psutil.Process(other_process).create_time()
+    write_process(run_dir, replace(this_process(), pid=other_process, started_unix_s=began))
     with pytest.raises(ConfigError, match=f"process {other_process} is writing") as refused:
         train(**sections)
     assert (refused.value.key, refused.value.nearest) == ("run.name", "r-2")
