@@ -173,7 +173,7 @@ class CheckpointStore:
             others = await_others(partial, world_size, self._others_timeout_s)
             write_marker(partial, step, [own, *others], self._after_write)
         except BaseException:  # whatever stopped the write, a partial folder must not stay behind; raised on
-            shutil.rmtree(partial)
+            _remove_partial(partial)
             raise
         self._folders.publish(partial, step)
         self._folders.delete_old(step)
@@ -187,3 +187,12 @@ class CheckpointStore:
             if partial.is_dir():
                 announce(partial, rank, None, f"{type(error).__name__}: {error}")
             raise
+
+
+def _remove_partial(partial: Path) -> None:
+    """Removes a folder that other ranks may still be writing into: tried again, and never in the way of the error."""
+    for _ in range(50):
+        shutil.rmtree(partial, ignore_errors=True)
+        if not partial.exists():
+            return
+        time.sleep(0.02)
