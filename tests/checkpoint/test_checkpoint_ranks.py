@@ -1,6 +1,7 @@
 """Checkpoints of several ranks: each part written once, loadable on any other number, complete or not there."""
 
 import os
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
 from paceline.checkpoint import CheckpointError, CheckpointStore, Held, NonFiniteStateError, Piece
+from paceline.checkpoint.writing import announce, await_others, read_others
 from paceline.engine.shards import local_part, offsets_of
 
 
@@ -160,6 +162,12 @@ def fail_in_turn(folder: str) -> list[str]:
     def full_disk(event: str) -> None:
         if ranks.rank == 1:
             raise OSError(28, "No space left on device")
+        if ranks.rank == 2:  # still writing when rank 1 has failed: until it is done, its folder must stay
+            while list(Path(folder).glob("step_4.tmp-*")) and not list(
+                Path(folder).glob("step_4.tmp-*/rank1.failed")
+            ):
+                time.sleep(0.001)  # another process makes the file; nothing tells of it
+            time.sleep(0.2)  # long enough for rank 0 to see it and to remove the folder, if it would
 
     failing = CheckpointStore(folder, keep=2, ranks=ranks, after_write=full_disk)
     with pytest.raises((CheckpointError, OSError), match="No space left") as caught:
@@ -204,3 +212,18 @@ def test_a_rank_that_never_finishes_is_named_within_the_limit_and_leaves_the_one
     assert os.listdir(tmp_path) == ["step_1"]
     found = CheckpointStore(tmp_path, keep=1).latest()
     assert found is not None and found.step == 1
+
+
+def test_a_disk_too_full_for_a_reason_still_tells_that_a_rank_failed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(path: Path, text: str, encoding: str) -> int:
+        path.touch()
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patched:  # no disk of a test's own can be filled
+        patched.setattr(Path, "write_text", full)
+        announce(tmp_path, 1, None, "OSError: No space left on device")
+    assert await_others(tmp_path, 2, timeout_s=0.0) == []
+    with pytest.raises(CheckpointError, match="rank 1 could not write its part"):
+        read_others(tmp_path, 2, [], 0.0)

@@ -16,7 +16,7 @@ from paceline.checkpoint.layout import STATE_FILE, entries, read_manifest, verif
 from paceline.checkpoint.ranks import Alone, Ranks, from_rank_zero, raise_together
 from paceline.checkpoint.snapshot import Snapshot, TensorGroups, take_snapshot
 from paceline.checkpoint.stored import Loaded
-from paceline.checkpoint.writing import announce, await_others, write_marker, write_own_files
+from paceline.checkpoint.writing import announce, await_others, read_others, write_marker, write_own_files
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,13 +167,17 @@ class CheckpointStore:
             self._error = error
 
     def _write(self, partial: Path, step: int, snapshot: Snapshot) -> None:
-        world_size = self._ranks.world_size
+        world_size, limit_s = self._ranks.world_size, self._others_timeout_s
         try:
-            own = write_own_files(partial, snapshot, 0, world_size, self._after_write)
-            others = await_others(partial, world_size, self._others_timeout_s)
+            try:
+                own = write_own_files(partial, snapshot, 0, world_size, self._after_write)
+            finally:  # also where ours failed: nobody may still write into a folder that is being removed
+                silent = await_others(partial, world_size, limit_s)
+            others = read_others(partial, world_size, silent, limit_s)
             write_marker(partial, step, [own, *others], self._after_write)
         except BaseException:  # whatever stopped the write, a partial folder must not stay behind; raised on
-            _remove_partial(partial)
+            # the first error is the one to show; what a silent rank still writes is cleared by the next save
+            shutil.rmtree(partial, ignore_errors=True)
             raise
         self._folders.publish(partial, step)
         self._folders.delete_old(step)
@@ -187,12 +191,3 @@ class CheckpointStore:
             if partial.is_dir():
                 announce(partial, rank, None, f"{type(error).__name__}: {error}")
             raise
-
-
-def _remove_partial(partial: Path) -> None:
-    """Removes a folder that other ranks may still be writing into: tried again, and never in the way of the error."""
-    for _ in range(50):
-        shutil.rmtree(partial, ignore_errors=True)
-        if not partial.exists():
-            return
-        time.sleep(0.02)

@@ -73,38 +73,49 @@ def announce(folder: Path, rank: int, written: RankFiles | None, failure: str = 
     """Tells rank 0 what this rank has written, or that it could not."""
     name = f"rank{rank}.failed" if written is None else f"rank{rank}.done"
     draft = folder / f"{name}.draft"
-    draft.write_text(failure if written is None else json.dumps(asdict(written)), encoding="utf-8")
+    try:
+        draft.write_text(failure if written is None else json.dumps(asdict(written)), encoding="utf-8")
+    except OSError:
+        if written is not None or not draft.exists():
+            raise
+        # a full disk takes no reason, but a name: rank 0 need not wait for its time limit
     os.replace(draft, folder / name)
 
 
-def await_others(folder: Path, world_size: int, timeout_s: float) -> list[RankFiles]:
-    """What ranks 1 and up have written, once all have; their announcements are removed.
+def await_others(folder: Path, world_size: int, timeout_s: float) -> list[int]:
+    """Waits until ranks 1 and up have announced what they wrote or that they could not; returns those that have not
+    within `timeout_s`."""
+    deadline = time.monotonic() + timeout_s
+    silent = list(range(1, world_size))
+    while True:
+        silent = [rank for rank in silent if not _has_announced(folder, rank)]
+        if not silent or time.monotonic() > deadline:
+            return silent
+        time.sleep(_POLL_S)
+
+
+def read_others(folder: Path, world_size: int, silent: list[int], timeout_s: float) -> list[RankFiles]:
+    """What ranks 1 and up have written; their announcements are removed.
 
     Raises:
-        CheckpointError: a rank failed, or some have not announced anything in time; they are named.
+        CheckpointError: a rank failed, or those in `silent` have not announced anything in time; they are named.
     """
-    deadline = time.monotonic() + timeout_s
-    missing = set(range(1, world_size))
-    while missing:
-        for rank in sorted(missing):
-            if (failed := folder / f"rank{rank}.failed").exists():
-                raise CheckpointError(
-                    f"rank {rank} could not write its part: {failed.read_text(encoding='utf-8')}"
-                )
-            if (folder / f"rank{rank}.done").exists():
-                missing.discard(rank)
-        if missing and time.monotonic() > deadline:
-            raise CheckpointError(
-                f"ranks {sorted(missing)} have not written their parts within {timeout_s:g} s"
-            )
-        if missing:
-            time.sleep(_POLL_S)
+    for rank in range(1, world_size):
+        if (failed := folder / f"rank{rank}.failed").exists():
+            reason = failed.read_text(encoding="utf-8") or "nor the reason; see that rank's own error"
+            raise CheckpointError(f"rank {rank} could not write its part: {reason}")
+    if silent:
+        raise CheckpointError(f"ranks {silent} have not written their parts within {timeout_s:g} s")
     found = []
     for rank in range(1, world_size):
         path = folder / f"rank{rank}.done"
         found.append(_rank_files(json.loads(path.read_text(encoding="utf-8"))))
         path.unlink()
     return found
+
+
+def _has_announced(folder: Path, rank: int) -> bool:
+    return any((folder / f"rank{rank}.{end}").exists() for end in ("done", "failed"))
 
 
 def write_marker(
