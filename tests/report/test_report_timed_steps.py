@@ -3,8 +3,13 @@
 import pytest
 from report_runs import RunWriter
 
+from paceline.report.figures import figures_of
+from paceline.report.rows import stage_table
 from paceline.report.run_data import load_run
-from paceline.report.stage_totals import stage_rows
+from paceline.report.sentences import summary_sentences
+from paceline.report.stage_totals import rank_rows, stage_rows
+from paceline.report.tiles import tiles
+from paceline.report.words import Words
 
 
 def run_with(tmp_path, profiled):
@@ -20,3 +25,29 @@ def test_profiled_steps_are_in_no_mean_time_unless_all_were(tmp_path):
     assert sum(row.seconds for row in stage_rows(run)) == pytest.approx(mean)
     assert run_with(tmp_path, [1, 2, 3, 4]).timed_steps == run_with(tmp_path, [1, 2, 3, 4]).steps
     assert [step.step for step in run_with(tmp_path, []).timed_steps] == [1, 2, 3, 4]
+
+
+def test_every_figure_of_a_step_is_taken_from_the_same_steps(tmp_path):
+    run, words = run_with(tmp_path, [2]), Words("en")
+    figures, rows = figures_of(run), stage_rows(run)
+    assert (figures["num_steps"], figures["num_untimed_steps"]) == (4, 1)
+    assert figures["step_time_s"] == pytest.approx(sum(row.seconds for row in rows))
+    assert figures["unaccounted_s"] == pytest.approx(rows[-1].seconds)
+    assert figures["stages"] == pytest.approx({row.stage: row.seconds for row in rows[:-1]})
+    update = next(row for row in rows if row.stage == "update_actor")
+    assert figures["update_actor_share"] == pytest.approx(update.share)
+    assert rank_rows({0: run.timed_of(run.steps)})[0].step_s == pytest.approx(figures["step_time_s"])
+    rates = [
+        (record.metrics["throughput/tokens_per_s"], record.metrics["time/step"])
+        for record in run.history.records
+        if record.step not in (0, 2)  # 0 is the evaluation before training
+    ]
+    expected = sum(rate * seconds for rate, seconds in rates) / sum(seconds for _, seconds in rates)
+    assert figures["tokens_per_s"] == pytest.approx(expected)
+
+    table = stage_table(rows, figures, 0, words)
+    assert "Steps that ran under the profiler, 1 here" in table.caption
+    time = table.foot.cells[2].text
+    assert tiles(figures, words)[1].value == time
+    assert any(time in sentence for sentence in summary_sentences(figures, words))
+    assert "profiler" not in stage_table(rows, {**figures, "num_untimed_steps": 0}, 0, words).caption

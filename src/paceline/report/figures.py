@@ -35,7 +35,8 @@ def report_figures(run_dir: Path) -> dict[str, Any]:
     """A run's figures, ready for JSON: None stands for what is not known, never a guess, nan or infinity.
 
     Times in seconds and memory in bytes, of the lowest rank. Keys: `run`, `status`, `message`, `model`, `task`,
-    `algorithm`, `device`, `num_ranks`, `num_steps`, `step_time_s` (mean), `step_time_median_s`, `stages` (mean
+    `algorithm`, `device`, `num_ranks`, `num_steps`, `num_untimed_steps` (profiled: in no time or rate of a step, unless
+    all were), `step_time_s` (mean), `step_time_median_s`, `stages` (mean
     self-seconds per step), `unaccounted_s` (mean per step), `accounted_fraction` (of the steps' wall time),
     `accounted_fraction_run` (of everything recorded), `wall_s`, `update_actor_share` and `non_training_share` (of step
     time), `tokens_per_s` and `generated_tokens_per_s`, `mfu` (of the actor update) and `mfu_step` (of the whole step),
@@ -54,12 +55,13 @@ def report_figures(run_dir: Path) -> dict[str, Any]:
 
 def figures_of(run: RunData) -> dict[str, Any]:
     """`report_figures` of records already read."""
-    ledger = summarise(run.main_ledger) if run.main_ledger else dict(_NO_LEDGER)
+    ledger = summarise(run.main_ledger, run.timed_steps) if run.main_ledger else dict(_NO_LEDGER)
     figures = {
         "v": FIGURES_VERSION,
         **identity(run),
         "num_ranks": len(run.ledgers),
         **ledger,
+        "num_untimed_steps": len(run.steps) - len(run.timed_steps),
         **_shares(ledger),
         **_speed(run),
         **accuracy(run),
@@ -116,7 +118,7 @@ def _shares(ledger: Mapping[str, Any]) -> dict[str, float | None]:
 
 
 def _speed(run: RunData) -> dict[str, float | None]:
-    """Rates over all steps: all work over all seconds, not a mean of rates."""
+    """Rates over all timed steps: all work over all seconds, not a mean of rates."""
     totals = stage_totals(run.timed_steps)
     peak = peak_of(run)
     wall = sum(step.wall_s for step in run.timed_steps)
@@ -142,7 +144,10 @@ def _logged_mfu(run: RunData) -> float | None:
 
 def _time_weighted(run: RunData, rate: str, seconds: str) -> float | None:
     amount = total = 0.0
+    untimed = run.untimed
     for record in run.history.records:
+        if record.step in untimed:
+            continue
         value, duration = record.metrics.get(rate, math.nan), record.metrics.get(seconds, math.nan)
         if math.isfinite(value) and math.isfinite(duration):
             amount += value * duration

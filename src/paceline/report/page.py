@@ -109,7 +109,11 @@ def _timelines(run: RunData, words: Words) -> list[Block]:
 
 
 def _ranks(run: RunData, words: Words) -> list[Block]:
-    rows = rank_rows(run.rank_steps) if len(run.ledgers) > 1 else []
+    rows = (
+        rank_rows({rank: run.timed_of(steps) for rank, steps in run.rank_steps.items()})
+        if len(run.ledgers) > 1
+        else []
+    )
     table = [rank_table(rows, words)] if rows else []
     return [*charts([utilisation_heatmap(run.rank_steps, words)]), *table]
 

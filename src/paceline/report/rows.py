@@ -44,7 +44,11 @@ def stage_table(rows: Sequence[StageRow], figures: Mapping[str, Any], main_rank:
         Column(words("stages.meaning"), is_text=True, hides=True),
         *(Column(words(f"stages.{name}")) for name in names),
     ]
-    caption = words.sentences(words("stages.caption", rank=main_rank), _mfu_note(figures, words))
+    untimed = figures["num_untimed_steps"]
+    left_out = [words("stages.left-out", count=untimed)] if untimed else []
+    caption = words.sentences(
+        words("stages.caption", rank=main_rank), *left_out, _mfu_note(figures, words)
+    )
     body = [_stage_row(row, words) for row in rows]
     return Table(words("stages.title"), caption, columns, body, _step_row(rows, figures, words))
 

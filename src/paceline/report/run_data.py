@@ -5,7 +5,7 @@ A report is wanted most of a run that went wrong, so only a folder that is no ru
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -91,8 +91,19 @@ class RunData:
     @property
     def timed_steps(self) -> list[SectionRecord]:
         """Those of `steps` that times are taken from: a profiler makes a step slower. All, where all ran under one."""
+        return self.timed_of(self.steps)
+
+    @property
+    def untimed(self) -> frozenset[int]:
+        """Numbers of the steps that no mean time or rate is taken from."""
         profiled = {step for step, value in self.series("profiled") if value > 0}
-        return [step for step in self.steps if step.step not in profiled] or self.steps
+        all_steps = {step.step for step in self.steps}
+        return frozenset() if all_steps <= profiled else frozenset(profiled)
+
+    def timed_of(self, steps: Sequence[SectionRecord]) -> list[SectionRecord]:
+        """Those of a rank's steps that times are taken from."""
+        untimed = self.untimed
+        return [step for step in steps if step.step not in untimed]
 
     @property
     def reward_sources(self) -> list[str]:

@@ -2,7 +2,7 @@
 
 import gc
 import statistics
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -228,19 +228,21 @@ def accounted_fraction(sections: Iterable[SectionRecord]) -> float | None:
     return 1.0 - unaccounted / wall if wall else None
 
 
-def summarise(ledger: RankLedger) -> dict[str, Any]:
+def summarise(ledger: RankLedger, timed: Sequence[SectionRecord] | None = None) -> dict[str, Any]:
     """Figures of one rank: mean and median step seconds, mean seconds by stage, accounted shares.
 
     Keys: `num_steps`, `step_time_s`, `step_time_median_s`, `stages` (mean self-seconds per step), `unaccounted_s` (mean
     per step), `accounted_fraction` (steps), `accounted_fraction_run` (every section), `wall_s` (every section).
+    `timed`: the steps that all but `num_steps` and the last two are taken from; None stands for all.
     """
-    steps = ledger.steps()
+    num_steps = len(ledger.steps())
+    steps = ledger.steps() if timed is None else timed
     sections = [section for process in ledger.processes for section in process.sections]
     walls = [step.wall_s for step in steps]
     count = len(steps)
     names = dict.fromkeys(name for step in steps for name in step.stages)
     return {
-        "num_steps": count,
+        "num_steps": num_steps,
         "step_time_s": sum(walls) / count if count else None,
         "step_time_median_s": statistics.median(walls) if count else None,
         "stages": {

@@ -78,6 +78,10 @@ TEXTS: dict[str, tuple[str, str]] = {
         "Means per step of rank {rank}. Rows add up to the step.",
         "进程 {rank} 每步的均值。各行之和等于一步。",
     ),
+    "stages.left-out": (
+        "Steps that ran under the profiler, {count} here, are in no mean time or rate of this page.",
+        "在性能分析器下运行的 {count} 步不计入本页的平均时间与速率。",
+    ),
     "stages.no-peak": (
         "No MFU: the peak of this hardware is unknown (telemetry.peak_tflops states one).",
         "没有 MFU：该硬件的峰值未知（可用 telemetry.peak_tflops 指定）。",
