@@ -24,10 +24,12 @@ _STATUS_STYLES = {
 
 _STAGE_WIDTH = 13
 
+_SHARE = "{:.1%}"
+
 # metric, format, unit by its text; a metric that the run has not recorded has no row
 _FIGURES = (
-    ("accuracy/train", "{:.1%}", None),
-    ("eval/accuracy", "{:.1%}", None),
+    ("accuracy/train", _SHARE, None),
+    ("eval/accuracy", _SHARE, None),
     ("loss/total", "{:.4g}", None),
     ("eval/loss", "{:.4g}", None),
     ("entropy", "{:.3g}", "nats"),
@@ -36,9 +38,9 @@ _FIGURES = (
     ("throughput/tokens_per_s", "{:,.0f}", "tokens-per-s"),
     ("throughput/tokens_per_s_per_device", "{:,.0f}", "tokens-per-s"),
     ("throughput/generated_tokens_per_s", "{:,.0f}", "tokens-per-s"),
-    ("mfu/step", "{:.1%}", None),
-    ("mfu/update_actor", "{:.1%}", None),
-    ("tokens/effective_share", "{:.1%}", None),
+    ("mfu/step", _SHARE, None),
+    ("mfu/update_actor", _SHARE, None),
+    ("tokens/effective_share", _SHARE, None),
 )
 _MEMORY = ("memory/peak_allocated", "memory/peak_reserved", "memory/host_rss")
 
@@ -88,7 +90,8 @@ def _figures(snapshot: Snapshot, lang: Lang) -> RenderableType:
     for metric, form, unit in _FIGURES:
         value = snapshot.metrics.get(metric)
         if value is not None:
-            number = form.format(value)
+            # shared prompts train on more tokens than they compute: a factor, no share of anything
+            number = f"{value:.1f} x" if form == _SHARE and value > 1.0 else form.format(value)
             curve = _curve(snapshot.eval_accuracy) if metric == "eval/accuracy" else Text()
             shown = number if unit is None else say(PANEL, unit, lang, value=number)
             table.add_row(say(PANEL, metric, lang), shown, curve)

@@ -114,7 +114,7 @@ PANEL: dict[str, tuple[str, str]] = {
     "completed": ("completed", "已完成"),
     "failed": ("failed", "失败"),
     "stopped": ("stopped", "已停止"),
-    "died": ("stopped without ending", "未结束即停止"),
+    "died": ("stopped without ending", "未正常结束即停止"),
     "refused": ("refused before starting", "启动前被拒绝"),
     "imported": ("imported", "导入"),
 }

@@ -29,7 +29,7 @@ TEXTS: dict[str, tuple[str, str]] = {
     "status.imported": ("imported", "导入"),
     "status.running": ("running", "进行中"),
     "status.starting": ("starting", "启动中"),
-    "status.refused": ("refused", "启动被拒"),
+    "status.refused": ("refused before starting", "启动前被拒绝"),
     "status.died": ("stopped without ending", "未正常结束即停止"),
     "status.unknown": ("no summary", "无摘要"),
     "fact.model": ("Model", "模型"),
