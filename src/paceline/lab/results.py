@@ -5,11 +5,12 @@ arm; round `i` of an arm is paired with round `i` of the baseline.
 """
 
 import json
-import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
+
+from paceline.files import write_whole
 
 ABLATION_FILE = "ablation.json"
 RECORD_VERSION = 1
@@ -193,12 +194,10 @@ class Ablation:
 
 
 def write_ablation(folder: Path, ablation: Ablation) -> Path:
-    """Writes `ablation.json` aside and moves it into place; returns its path."""
+    """Replaces `ablation.json`; returns its path."""
     path = folder / ABLATION_FILE
-    aside = folder / f".{ABLATION_FILE}.tmp"
     text = json.dumps(ablation.as_dict(), indent=1, ensure_ascii=False, allow_nan=False)
-    aside.write_text(text + "\n", encoding="utf-8")
-    os.replace(aside, path)
+    write_whole(path, text + "\n")
     return path
 
 

@@ -19,6 +19,7 @@ from types import FrameType
 from typing import Any
 
 from paceline.config import ConfigError, dump_config
+from paceline.files import write_whole
 from paceline.lab.arms import RECORDING
 from paceline.lab.plan import RECORDING_FOLDER, Plan, PlannedRun
 from paceline.lab.results import BASELINE, RunEntry, RunStatus
@@ -157,9 +158,7 @@ def _check_plan(plan: Plan) -> None:
     path = plan.folder / PLAN_FILE
     identity = {"v": RECORD_VERSION, **plan.identity()}
     if not path.exists():
-        aside = plan.folder / f".{PLAN_FILE}.tmp"
-        aside.write_text(json.dumps(identity, indent=1) + "\n", encoding="utf-8")
-        os.replace(aside, path)
+        write_whole(path, json.dumps(identity, indent=1) + "\n")
         return
     earlier = json.loads(path.read_text(encoding="utf-8"))
     if differing := [key for key in identity if earlier.get(key) != identity[key]]:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.config.errors import ConfigError
+from paceline.files import write_whole
 from paceline.launch.placement import REPORTS_VARIABLE, Placement
 
 ELASTIC_VARIABLE = "TORCHELASTIC_ERROR_FILE"
@@ -40,11 +41,11 @@ def write_report(
         problems = error.problems if isinstance(error, ConfigError) else ()
         refusals = tuple((p.key, p.value, p.rule, p.nearest) for p in problems)
         report = RankReport(placement.rank, unix_s, line, trace, refusals)
-        _write(Path(folder) / f"rank{placement.rank}.json", json.dumps(asdict(report), default=str))
+        write_whole(Path(folder) / f"rank{placement.rank}.json", json.dumps(asdict(report), default=str))
     elif path := environment.get(ELASTIC_VARIABLE):
         extra = {"py_callstack": trace, "timestamp": str(int(unix_s))}
         message = f"rank {placement.rank}: {line}"
-        _write(Path(path), json.dumps({"message": {"message": message, "extraInfo": extra}}))
+        write_whole(Path(path), json.dumps({"message": {"message": message, "extraInfo": extra}}))
 
 
 def read_reports(folder: Path) -> list[RankReport]:
@@ -68,9 +69,3 @@ def describe(error: BaseException) -> str:
 def _line(error: BaseException) -> str:
     text = " ".join(str(error).split())
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
-
-
-def _write(path: Path, text: str) -> None:
-    aside = path.with_suffix(".tmp")
-    aside.write_text(text, encoding="utf-8")
-    os.replace(aside, path)

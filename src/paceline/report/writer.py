@@ -4,7 +4,6 @@ import base64
 import gzip
 import hashlib
 import json
-import os
 from functools import lru_cache
 from pathlib import Path
 
@@ -12,6 +11,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 from plotly.offline import get_plotlyjs
 
+from paceline.files import write_whole
 from paceline.lab.results import read_ablation
 from paceline.report.ablation_page import build_ablation
 from paceline.report.blocks import Page
@@ -64,10 +64,8 @@ def write_ablation_report(folder: Path, lang: Lang = "en") -> Path:
 
 
 def write_page(page: Page, path: Path, words: Words) -> Path:
-    """Writes a page aside and moves it into place; returns its path."""
-    aside = path.with_suffix(".html.tmp")
-    aside.write_text(render(page, words), encoding="utf-8")
-    os.replace(aside, path)
+    """Writes a page and returns its path."""
+    write_whole(path, render(page, words))
     return path
 
 

@@ -8,12 +8,12 @@ so the number of ranks and the order of prompts may differ.
 
 import hashlib
 import json
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from paceline.files import write_whole
 from paceline.rollout.protocol import OnSample, RolloutRequest, RolloutStats, SamplingParams
 from paceline.telemetry.jsonl import decode_number, encode_number
 from paceline.types import Group, Prompt, Sample, Verdict
@@ -41,7 +41,7 @@ class RolloutRecorder:
     def __init__(self, folder: Path, header: RecordingHeader) -> None:
         self.folder = folder
         folder.mkdir(parents=True, exist_ok=True)
-        _write(folder / HEADER_FILE, json.dumps({"v": RECORD_VERSION, **asdict(header)}) + "\n")
+        write_whole(folder / HEADER_FILE, json.dumps({"v": RECORD_VERSION, **asdict(header)}) + "\n")
         self._step: int | None = None
         self._lines: list[str] = []
 
@@ -50,7 +50,7 @@ class RolloutRecorder:
         if step != self._step:
             self._step, self._lines = step, []
         self._lines += [json.dumps(_group_record(group), ensure_ascii=False) + "\n" for group in groups]
-        _write(step_file(self.folder, step), "".join(self._lines))
+        write_whole(step_file(self.folder, step), "".join(self._lines))
 
 
 class ReplayEngine:
@@ -156,12 +156,6 @@ def recorded_steps(folder: Path) -> list[int]:
 def step_file(folder: Path, step: int) -> Path:
     """Where the groups of a step are."""
     return folder / f"step{step}.jsonl"
-
-
-def _write(path: Path, text: str) -> None:
-    aside = path.with_name(f".{path.name}.tmp")
-    aside.write_text(text, encoding="utf-8")
-    os.replace(aside, path)
 
 
 def _fingerprint(prompt: Prompt) -> str:

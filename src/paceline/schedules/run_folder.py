@@ -13,6 +13,7 @@ import torch.distributed as dist
 
 from paceline.config import Config, ConfigError, dump_config
 from paceline.engine.recompute import decoder_layers
+from paceline.files import write_whole
 from paceline.model.flash_kernels import kernel_for
 from paceline.model.fused.layers import is_fused
 from paceline.model.loading import CausalModel, has_bf16_matrix_units
@@ -92,7 +93,8 @@ class RunFolder:
         """summary.json: what a person wants to know of the whole run."""
         if not self.is_writer:
             return
-        self._write_json("summary.json", {"v": RECORD_VERSION, **figures})
+        text = json.dumps({"v": RECORD_VERSION, **figures}, indent=2, ensure_ascii=False)
+        write_whole(self.path / "summary.json", text + "\n")
 
     def write_samples(self, step: int, rows: Sequence[Mapping[str, Any]]) -> None:
         """samples/step{n}.jsonl: every completion of a step with its verdict and credit."""
@@ -102,11 +104,6 @@ class RunFolder:
         folder.mkdir(exist_ok=True)
         text = "".join(json.dumps({"v": RECORD_VERSION, **row}, ensure_ascii=False) + "\n" for row in rows)
         (folder / f"step{step}.jsonl").write_text(text, encoding="utf-8")
-
-    def _write_json(self, name: str, value: Mapping[str, Any]) -> None:
-        aside = self.path / f".{name}.tmp"
-        aside.write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
-        os.replace(aside, self.path / name)
 
 
 def _ceilings(device: torch.device) -> dict[str, Any] | None:

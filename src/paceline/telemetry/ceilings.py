@@ -12,6 +12,7 @@ from typing import Any
 
 from filelock import FileLock
 
+from paceline.files import write_whole
 from paceline.telemetry.hardware import lookup
 
 RECORD_VERSION = 1
@@ -83,10 +84,8 @@ def store_ceilings(ceilings: Ceilings) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(f"{path}.lock"):  # two machines of one home directory may measure at once
         records = {**_read_all(), ceilings.key: ceilings.as_dict()}
-        aside = path.with_suffix(".tmp")
         text = json.dumps({"v": RECORD_VERSION, "ceilings": records}, indent=2)
-        aside.write_text(text + "\n", encoding="utf-8")
-        os.replace(aside, path)
+        write_whole(path, text + "\n")
     return path
 
 

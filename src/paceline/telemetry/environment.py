@@ -13,6 +13,8 @@ from typing import Any
 
 import psutil
 
+from paceline.files import write_whole
+
 RECORD_VERSION = 1
 ENVIRONMENT_FILE = "env.json"
 
@@ -91,9 +93,7 @@ def write_environment(run_dir: Path, environment: Mapping[str, Any]) -> Path:
     """
     text = json.dumps(environment, indent=2)
     path = run_dir / ENVIRONMENT_FILE
-    aside = path.with_suffix(".json.tmp")
-    aside.write_text(text + "\n", encoding="utf-8")
-    aside.replace(path)
+    write_whole(path, text + "\n")
     return path
 
 

@@ -13,6 +13,8 @@ from typing import Any, Literal
 
 import psutil
 
+from paceline.files import write_whole
+
 PROCESS_FILE = "process.json"
 RECORD_VERSION = 1
 
@@ -56,9 +58,8 @@ def this_process() -> RunProcess:
 
 def write_process(run_dir: Path, process: RunProcess) -> None:
     """Replaces process.json."""
-    aside = run_dir / f".{PROCESS_FILE}.tmp"
-    aside.write_text(json.dumps({"v": RECORD_VERSION, **asdict(process)}, indent=2) + "\n", encoding="utf-8")
-    os.replace(aside, run_dir / PROCESS_FILE)
+    text = json.dumps({"v": RECORD_VERSION, **asdict(process)}, indent=2)
+    write_whole(run_dir / PROCESS_FILE, text + "\n")
 
 
 def read_process(run_dir: Path) -> RunProcess | None:
