@@ -12,10 +12,14 @@ from tiny_runs import tiny_sections
 
 from paceline import train
 from paceline.config import ConfigError
+from paceline.files import write_whole
 from paceline.monitor.alarms import alarms_of
 from paceline.monitor.following import follow
 from paceline.report import report_figures
-from paceline.telemetry.run_process import read_process, this_process, write_process
+from paceline.schedules import run_folder
+from paceline.schedules.run_folder import RunFolder
+from paceline.schedules.training import NothingTrainedError
+from paceline.telemetry.run_process import RunProcess, read_process, this_process, write_process
 
 
 @pytest.fixture
@@ -59,3 +63,38 @@ def test_a_second_run_into_a_folder_that_is_being_written_is_refused(
     assert (refused.value.key, refused.value.nearest) == ("run.name", "r-2")
     process = read_process(run_dir)
     assert process is not None and process.pid == other_process
+
+
+@pytest.mark.parametrize(
+    "error", [RuntimeError("the loss diverged"), ConfigError("model.path", "x", "is no model")]
+)
+def test_an_error_is_raised_on_where_the_disk_is_too_full_to_record_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    def write_until_full(run_dir: Path, process: RunProcess) -> None:
+        if process.outcome:
+            raise OSError(28, "No space left on device")
+        write_process(run_dir, process)
+
+    monkeypatch.setattr(run_folder, "write_process", write_until_full)
+    with pytest.raises(type(error)) as raised, RunFolder(tmp_path, resumes=False).process_recorded():
+        raise error
+    assert raised.value is error
+    assert raised.value.__notes__ == ["process.json could not say so: [Errno 28] No space left on device"]
+
+
+def test_a_run_fails_with_its_own_error_where_its_summary_cannot_be_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def write_until_full(path: Path, text: str) -> None:
+        if '"status": "failed"' in text:
+            raise OSError(28, "No space left on device")
+        write_whole(path, text)
+
+    monkeypatch.setattr(run_folder, "write_whole", write_until_full)
+    every_sample_masked = {"algorithm": {"mask_truncated": True}, "rollout": {"max_new_tokens": 1}}
+    with pytest.raises(NothingTrainedError) as raised:
+        train(**tiny_sections(tmp_path, run={"num_steps": 1}, **every_sample_masked))
+    assert raised.value.__notes__ == ["summary.json could not say so: [Errno 28] No space left on device"]
+    process = read_process(tmp_path / "runs" / "r")
+    assert process is not None and process.outcome == "failed"

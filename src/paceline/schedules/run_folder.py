@@ -20,9 +20,10 @@ from paceline.model.loading import CausalModel, has_bf16_matrix_units
 from paceline.model.packing_probe import ProbeResult
 from paceline.telemetry.ceilings import cpu_device_name, read_ceilings
 from paceline.telemetry.environment import collect_environment, cpu_model, write_environment
-from paceline.telemetry.run_process import read_process, this_process, write_process
+from paceline.telemetry.run_process import PROCESS_FILE, RunProcess, read_process, this_process, write_process
 
 RECORD_VERSION = 1
+SUMMARY_FILE = "summary.json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,13 +47,10 @@ class RunFolder:
         write_process(self.path, process)
         try:
             yield
-        except ConfigError as error:
-            write_process(self.path, replace(process, outcome="refused", message=str(error)))
-            raise
         except BaseException as error:
             # recorded whatever it is, then raised on: the run's folder must not say that it is starting
-            message = f"{type(error).__name__}: {error}"
-            write_process(self.path, replace(process, outcome="failed", message=message))
+            with unwritten_noted(error, PROCESS_FILE):
+                write_process(self.path, _ended_by(error, process))
             raise
         write_process(self.path, replace(process, outcome="ended"))
 
@@ -94,7 +92,7 @@ class RunFolder:
         if not self.is_writer:
             return
         text = json.dumps({"v": RECORD_VERSION, **figures}, indent=2, ensure_ascii=False)
-        write_whole(self.path / "summary.json", text + "\n")
+        write_whole(self.path / SUMMARY_FILE, text + "\n")
 
     def write_samples(self, step: int, rows: Sequence[Mapping[str, Any]]) -> None:
         """samples/step{n}.jsonl: every completion of a step with its verdict and credit."""
@@ -104,6 +102,22 @@ class RunFolder:
         folder.mkdir(exist_ok=True)
         text = "".join(json.dumps({"v": RECORD_VERSION, **row}, ensure_ascii=False) + "\n" for row in rows)
         (folder / f"step{step}.jsonl").write_text(text, encoding="utf-8")
+
+
+@contextmanager
+def unwritten_noted(error: BaseException, name: str) -> Iterator[None]:
+    """For the record of an error in file `name`: where it cannot be written (a full disk, which may be the error
+    itself), a note on the error says so, and the error is what is raised on."""
+    try:
+        yield
+    except OSError as unwritten:
+        error.add_note(f"{name} could not say so: {unwritten}")
+
+
+def _ended_by(error: BaseException, process: RunProcess) -> RunProcess:
+    if isinstance(error, ConfigError):
+        return replace(process, outcome="refused", message=str(error))
+    return replace(process, outcome="failed", message=f"{type(error).__name__}: {error}")
 
 
 def _ceilings(device: torch.device) -> dict[str, Any] | None:
@@ -131,7 +145,7 @@ def open_run_folder(config: Config) -> RunFolder:
     if before is not None and before.is_gone is False and before.pid != os.getpid():
         rule = f"process {before.pid} is writing {path}: stop it, or give this run another name"
         raise ConfigError("run.name", config.run.name, rule, f"{config.run.name}-2")
-    never_began = before is not None and before.outcome == "refused" and not (path / "summary.json").exists()
+    never_began = before is not None and before.outcome == "refused" and not (path / SUMMARY_FILE).exists()
     holds_run = (path / "config.yaml").exists() and not never_began
     if holds_run and config.run.resume == "never":
         raise ConfigError("run.name", config.run.name, f"{path} already holds a run", f"{config.run.name}-2")

@@ -8,6 +8,7 @@ from rich.console import Console
 
 from paceline.config import Config
 from paceline.schedules.place import open_display, placed
+from paceline.schedules.run_folder import SUMMARY_FILE, unwritten_noted
 from paceline.schedules.saving import export_run, resume
 from paceline.schedules.sft_recorder import SftRecorder
 from paceline.schedules.sft_setup import SftRun, open_sft_run, sft_sample
@@ -55,7 +56,8 @@ def run_sft(config: Config, console: Console | None = None) -> RunResult:
                 summary = _train(run, recorder)
             except BaseException as error:
                 # recorded whatever it is, then raised on: a summary must not say "running" of a dead process
-                recorder.summary("failed", f"{type(error).__name__}: {error}")
+                with unwritten_noted(error, SUMMARY_FILE):
+                    recorder.summary("failed", f"{type(error).__name__}: {error}")
                 raise
     return RunResult(run.folder.path, summary)
 

@@ -10,6 +10,7 @@ from rich.console import Console
 from paceline.config import Config, require_command
 from paceline.schedules.place import open_display, placed
 from paceline.schedules.recorder import Recorder
+from paceline.schedules.run_folder import SUMMARY_FILE, unwritten_noted
 from paceline.schedules.saving import export_run, resume
 from paceline.schedules.setup import Run, open_run
 from paceline.schedules.sync import train_synchronously
@@ -51,7 +52,8 @@ def run_training(config: Config, console: Console | None = None) -> RunResult:
                 summary = _train(run, recorder)
             except BaseException as error:
                 # recorded whatever it is, then raised on: a summary must not say "running" of a dead process
-                recorder.summary("failed", f"{type(error).__name__}: {error}")
+                with unwritten_noted(error, SUMMARY_FILE):
+                    recorder.summary("failed", f"{type(error).__name__}: {error}")
                 raise
     return RunResult(run.folder.path, summary)
 
