@@ -27,3 +27,8 @@ def easy_and_hard_prompts(completion: str, *, answer: str | None, metadata: Any,
     words = completion.split()
     share = sum(word[1:].isdigit() and int(word[1:]) % 2 == 0 for word in words) / max(1, len(words))
     return share + float(answer is not None and int(answer[1:]) % 2 == 0)
+
+
+def one_prompt_alone(completion: str, *, answer: str | None, metadata: Any, prompt: str) -> float:
+    """Only samples of the prompt that begins with w1 differ in their reward."""
+    return float(len(set(completion.split()))) if prompt.startswith("w1 ") else 0.0

@@ -7,12 +7,13 @@ import signal
 import subprocess
 import sys
 import time
+from collections import Counter
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file
-from tiny_runs import ROLLOUT_CLOCKS, tiny_sections
+from tiny_runs import ROLLOUT_CLOCKS, tiny_sections, write_prompts
 
 from paceline.config import ConfigError, load_config
 from paceline.schedules import run_training
@@ -237,6 +238,22 @@ def test_dynamic_sampling_that_dries_up_stops_at_its_bound_and_says_so(tmp_path)
     assert record.metrics["rollout/exhausted"] == 1
     assert record.metrics["groups/dropped_no_signal"] == 4 + 4 + 4
     assert json.loads((tmp_path / "runs" / "r" / "summary.json").read_text())["status"] == "failed"
+
+
+def test_a_prompt_that_comes_again_within_a_step_gets_new_samples(tmp_path):
+    tiny_sections(tmp_path)
+    write_prompts(tmp_path / "prompts.jsonl", count=4)
+    result = train(
+        tmp_path,
+        task={"reward": "tiny_rewards:one_prompt_alone", "eval_size": 0},
+        algorithm={"dynamic_sampling": True, "max_generations": 6},
+        run={"num_steps": 1},
+    )
+    path = result.run_dir / "samples" / "step1.jsonl"
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    prompts = Counter(row["prompt_id"] for row in rows)
+    assert max(prompts.values()) > 4  # of four prompts, four samples each: one came again
+    assert len({(row["prompt_id"], row["seed"]) for row in rows}) == len(rows)
 
 
 def test_a_run_whose_every_sample_is_truncated_and_masked_does_not_call_itself_completed(tmp_path):

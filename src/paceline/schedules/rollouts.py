@@ -1,6 +1,7 @@
 """Prompts to scored groups: sampling, rewards while sampling, and dynamic sampling with a bound."""
 
 import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -94,8 +95,8 @@ def collect_groups(run: Run, step: int) -> Rollout:
         if num_generations:
             with run.ledger.span("data", cause="data"):
                 prompts = run.loader.extra(wanted - len(kept))
+        groups = sample_and_score(run, prompts, step, earlier=used)
         used += [prompt.prompt_id for prompt in prompts]
-        groups = sample_and_score(run, prompts, step)
         num_generations += 1
         alive = [group for group in groups if has_signal([verdict.score for verdict in group.verdicts])]
         num_dropped += len(groups) - len(alive)
@@ -104,13 +105,21 @@ def collect_groups(run: Run, step: int) -> Rollout:
 
 
 def sample_and_score(
-    run: Run, prompts: Sequence[Prompt], step: int, enough: int | None = None
+    run: Run, prompts: Sequence[Prompt], step: int, enough: int | None = None, earlier: Sequence[str] = ()
 ) -> list[Group]:
     """One group per prompt at the training temperature; seeds follow from master seed, prompt, sample and step.
 
-    `enough`: of how many prompts, those whose groups are complete first; None is all.
+    `enough`: of how many prompts, those whose groups are complete first; None is all. `earlier`: prompts (by id) that
+    the step has sampled already. One that comes again, because the step has had them all, goes on with seeds of its
+    own: from the same seeds it would be given the same samples.
     """
-    requests = [rollout_request(run, prompt, run.config.batch.num_samples, step) for prompt in prompts]
+    num_samples = run.config.batch.num_samples
+    num_before = Counter(earlier)
+    requests = []
+    for prompt in prompts:
+        first_sample = num_before[prompt.prompt_id] * num_samples
+        requests.append(rollout_request(run, prompt, num_samples, step, first_sample))
+        num_before[prompt.prompt_id] += 1
     temperature = run.config.rollout.temperature
     if run.replay is not None:
         params = SamplingParams(temperature, run.stop_token_ids, run.config.rollout.ignore_eos)
@@ -123,9 +132,12 @@ def sample_and_score(
     return groups
 
 
-def rollout_request(run: Run, prompt: Prompt, num_samples: int, step: int) -> RolloutRequest:
-    """The request for one group."""
-    seeds = (sample_seed(run.config.run.seed, prompt.prompt_id, index, step) for index in range(num_samples))
+def rollout_request(
+    run: Run, prompt: Prompt, num_samples: int, step: int, first_sample: int = 0
+) -> RolloutRequest:
+    """The request for one group, with the seeds of the prompt's samples from `first_sample` on."""
+    numbers = range(first_sample, first_sample + num_samples)
+    seeds = (sample_seed(run.config.run.seed, prompt.prompt_id, number, step) for number in numbers)
     limit = max_new_tokens_for(prompt, run.config.rollout.max_new_tokens, run.model.max_context)
     return RolloutRequest(prompt, tuple(seeds), limit)
 
