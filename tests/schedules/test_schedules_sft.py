@@ -138,6 +138,35 @@ def test_a_stopped_run_resumes_bit_equal_to_an_uninterrupted_one(tmp_path, monke
         assert torch.equal(masters(cut.run_dir, 8)[name], tensor)
 
 
+@pytest.mark.parametrize(
+    ("before", "after", "expected"),
+    [
+        ({"batch": {"num_prompts": 8}}, {"batch": {"num_prompts": 5}}, [8, 8, 5, 5, 5, 5, 4]),
+        ({"batch": {"num_prompts": 5}}, {"batch": {"num_prompts": 20}}, [5, 5, 20, 10]),
+        # the first epoch ends with a short update
+        (
+            {"batch": {"num_prompts": 16}},
+            {"batch": {"num_prompts": 16}, "sft": {"num_epochs": 2}},
+            [16, 16, 8],
+        ),
+    ],
+    ids=["fewer", "more", "epochs"],
+)
+def test_a_resume_with_other_batches_or_more_epochs_learns_every_row_equally_often(
+    tmp_path, before, after, expected
+):
+    whole = after.get("sft", {}).get("num_epochs", 1) > 1
+    train(tmp_path, **before, task={"eval_size": 0}, sft={} if whole else {"max_steps": 2})
+    result = train(tmp_path, **after, task={"eval_size": 0}, train={"lr_schedule": "linear"})
+    taken = [values["rows/learned"] for step, values in learned(result.run_dir).items() if step]
+    if whole:
+        expected = [*expected, 16, 16, 8]
+    assert taken == expected and result.summary["status"] == "completed"
+    assert result.summary["num_steps"] == result.summary["num_steps_planned"] == len(expected)
+    rates = [values["lr"] for step, values in learned(result.run_dir).items() if step]
+    assert rates[-1] == pytest.approx(3e-3 / len(expected))  # the decay still ends with the run
+
+
 def test_rows_left_out_are_in_the_metrics_the_summary_and_the_report(tmp_path):
     result = train(
         tmp_path,

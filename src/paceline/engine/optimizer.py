@@ -88,6 +88,11 @@ class MasterAdamW:
             self._groups = groups_by_bytes(sizes, group_bytes)
             self._host.put_away(self._states(self._separate))
 
+    def plan(self, num_updates: int) -> None:
+        """The updates there will be in all, where they are not those of the constructor: they shape the learning
+        rate."""
+        self._num_updates = num_updates
+
     def _collect(self, name: str) -> None:
         """Takes every micro-batch's gradient of a working weight at once; a second one makes the sum float32.
 

@@ -47,8 +47,10 @@ def run_sft(config: Config, console: Console | None = None) -> RunResult:
     ):
         display.note(f"{title} · {config.task.name or config.task.path}")
         with open_sft_run(config, display, place) as run:
-            display.plan(run.num_steps)
             resumed = resume(run)
+            if resumed:
+                run.plan_the_rest()
+            display.plan(run.num_steps)
             recorder = SftRecorder(run)
             if resumed:
                 recorder.restore_lost_record()

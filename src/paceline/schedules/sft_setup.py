@@ -68,6 +68,17 @@ class SftRun:
         """Rows the epochs hold in all; the last update takes what is left of them."""
         return len(self.data.train) * self.config.sft.num_epochs
 
+    def plan_the_rest(self) -> None:
+        """After a resume: as many updates as the rows that are left need.
+
+        Updates may take more or fewer rows than before, and there may be more epochs: counted from step 1, some rows
+        would be learned once too often, or not at all.
+        """
+        left = max(0, self.num_rows_planned - self.loader.num_consumed)
+        total = self.state.step + -(-left // self.config.batch.num_prompts)
+        self.num_steps = min(total, self.config.sft.max_steps or total)
+        self.trainer.optimizer.plan(self.num_steps)
+
     def stop_requested(self) -> bool:
         """Whether any rank has been asked to stop. All ranks must ask together, and all get the same answer."""
         return any_rank(self.mesh, self.ledger, self.stop.requested, "a request to stop")
