@@ -30,7 +30,8 @@ from paceline.model.fused import fuse_for_device
 from paceline.model.loading import CausalModel, wrap_model
 from paceline.planner.memory import GIB, MemoryEstimate, estimate_model
 from paceline.planner.model_shape import MemoryShape
-from paceline.planner.run_memory import RunFacts, trained_model
+from paceline.planner.run_facts import RunFacts
+from paceline.planner.run_memory import trained_model
 from paceline.telemetry.ledger import Ledger
 from paceline.telemetry.metrics import MetricAccumulator
 

@@ -99,6 +99,15 @@ ADVISED = [
     (vllm(gpu_memory_utilization=0.85, sleep_level=0), "gpu_memory_utilization", "0.5 to 0.7"),
     (vllm(gpu_memory_utilization=0.3, sleep_level=0), "gpu_memory_utilization", "preempted"),
     ({**vllm(gpu_memory_utilization=0.5), "replicas": devices(1)}, "gpu_memory_utilization", "unused"),
+    (
+        {
+            **vllm(gpu_memory_utilization=0.9),
+            "replicas": devices(0),
+        },  # the trainer's, and such a vLLM never sleeps
+        "gpu_memory_utilization",
+        "devices other than 0",
+    ),
+    (vllm(mode="server", gpu_memory_utilization=0.9, sleep_level=0), "gpu_memory_utilization", "0.5 to 0.7"),
     (vllm(max_num_batched_tokens=2048), "max_num_batched_tokens", "above 2048"),
     (vllm(max_num_seqs=16), "max_num_seqs", "at a time"),
     (vllm(enable_prefix_caching=False), "enable_prefix_caching", "8 times"),
@@ -119,7 +128,7 @@ def test_what_works_and_is_slow_is_said_and_not_refused(rollout, key, text):
 
 def test_a_smaller_tensor_size_is_advised_where_the_weights_fit():
     large = config(
-        {**vllm(tensor_parallel_size=4, gpu_memory_utilization=0.9), "replicas": devices(0, 1, 2, 3)}
+        {**vllm(tensor_parallel_size=4, gpu_memory_utilization=0.9), "replicas": devices(1, 2, 3, 4)}
     )
     sizes = {"weight_bytes": 16 * 2**30, "device_bytes": 140 * 2**30}
     (advice,) = engine_advice(large, on_cpu=False, **sizes)

@@ -10,7 +10,8 @@ from paceline.bench.shapes import shape_config
 from paceline.config import load_config
 from paceline.planner.memory import GIB, MemoryEstimate, estimate_model
 from paceline.planner.model_shape import MemoryShape
-from paceline.planner.run_memory import RunFacts, trained_model
+from paceline.planner.run_facts import RunFacts
+from paceline.planner.run_memory import trained_model
 
 RESULTS = Path(__file__).parents[2] / "benchmarks" / "results" / "h200"
 MEASURED = ["0.6b-16k", "1.7b-16k", "1.7b-16k-all", "1.7b-16k-selective", "4b-16k", "8b-16k"]

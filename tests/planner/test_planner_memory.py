@@ -11,7 +11,8 @@ from paceline.planner.fit import check_fit, largest_budget, usable_bytes, ways_t
 from paceline.planner.memory import GIB, MemoryEstimate
 from paceline.planner.memory_table import memory_table
 from paceline.planner.model_shape import MemoryShape
-from paceline.planner.run_memory import RunFacts, estimate_run
+from paceline.planner.run_facts import RunFacts
+from paceline.planner.run_memory import estimate_run
 
 
 def shape_of(name: str) -> MemoryShape:

@@ -10,7 +10,8 @@ from paceline.config import Config, load_config
 from paceline.planner.memory import MemoryEstimate
 from paceline.planner.memory_table import memory_table
 from paceline.planner.model_shape import MemoryShape
-from paceline.planner.run_memory import RunFacts, estimate_run
+from paceline.planner.run_facts import RunFacts
+from paceline.planner.run_memory import estimate_run
 
 ACTOR = MemoryShape.from_hf_config(shape_config("qwen3-1.7b").to_dict())
 SMALL = MemoryShape.from_hf_config(shape_config("qwen3-0.6b").to_dict())

@@ -24,6 +24,17 @@ def shares_weights(config: Config) -> bool:
     return config.rollout.engine == "native" and config.rollout.num_replicas == 1
 
 
+def num_engines_beside_the_trainer(config: Config) -> int:
+    """Rollout engines on the trainer's own device, for each training process. Servers that run already are taken to be
+    elsewhere; of named devices, the trainer's is number 0."""
+    rollout = config.rollout
+    if rollout.engine == "sglang" or rollout.vllm.addresses:
+        return 0
+    if rollout.replicas.devices:
+        return int(0 in rollout.replicas.devices)
+    return rollout.num_replicas
+
+
 def sleeps_between_rollouts(config: Config) -> bool:
     """Whether the engine gives memory back while the trainer updates; an engine in processes of its own does so where
     they share the trainer's device."""

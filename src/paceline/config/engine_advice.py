@@ -5,6 +5,7 @@ Sources: vLLM's own tuning guide, and the published tuning guides of RL systems 
 
 from dataclasses import dataclass
 
+from paceline.config.decisions import num_engines_beside_the_trainer, sleeps_between_rollouts
 from paceline.config.schema import Config
 
 COLOCATED_SHARE = (0.5, 0.7)
@@ -72,17 +73,18 @@ def _memory(config: Config) -> list[Advice]:
     vllm = config.rollout.vllm
     key = "rollout.vllm.gpu_memory_utilization"
     share = vllm.gpu_memory_utilization
-    if config.rollout.replicas.devices or vllm.mode == "server":
+    if num_engines_beside_the_trainer(config) == 0:
         if share < OWN_DEVICE_SHARE:
             return [Advice(key, f"{share} leaves memory of a device of its own unused; up to 0.9")]
         return []
     low, high = COLOCATED_SHARE
-    if vllm.sleep_level > 0 or low <= share <= high:
+    if sleeps_between_rollouts(config) or low <= share <= high:
         return []
     if share > high:
+        otherwise = "devices other than 0" if config.rollout.replicas.devices else "sleep_level: 1"
         text = (
-            f"{share} beside a trainer whose memory stays on the device (sleep_level: 0); {low} to {high}, or "
-            "sleep_level: 1"
+            f"{share} beside a trainer whose memory stays on the device, for a vLLM that never sleeps; {low} to "
+            f"{high}, or {otherwise}"
         )
     else:
         text = (

@@ -8,7 +8,8 @@ from paceline.config.schema import AUTO_TOKEN_BUDGET, BatchSection, Config
 from paceline.planner.fit import automatic_budget, check_fit, stated_device_bytes, with_budget
 from paceline.planner.memory_table import memory_table
 from paceline.planner.model_shape import MemoryShape, read_shape
-from paceline.planner.run_memory import RunFacts, estimate_run
+from paceline.planner.run_facts import RunFacts
+from paceline.planner.run_memory import estimate_run
 
 
 def describe_memory(config: Config) -> str:
@@ -26,14 +27,15 @@ def describe_memory(config: Config) -> str:
     if shape is None:
         return "memory per device: estimated when the model's config.json is there to read"
     notes: list[str] = []
+    device_bytes = stated_device_bytes(config)
     facts = RunFacts(
         shape,
         element_bytes=_element_bytes(config, notes),
         on_cpu=config.cluster.device == "cpu",
         critic_shape=critic_shape,
         source_shapes=source_shapes,
+        device_bytes=device_bytes,
     )
-    device_bytes = stated_device_bytes(config)
     if config.batch.token_budget == AUTO_TOKEN_BUDGET:
         config = _with_assumed_budget(config, facts, device_bytes, notes)
     estimate = estimate_run(config, facts) if device_bytes is None else check_fit(config, facts, device_bytes)

@@ -1,21 +1,27 @@
 """Whether a run fits its device, and which settings would make it fit."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
+from paceline.config.decisions import num_engines_beside_the_trainer
 from paceline.config.errors import ConfigError
 from paceline.config.parallelism import mesh_sizes
 from paceline.config.schema import Config
+from paceline.config.section import Section
 from paceline.config.sft import is_sft
-from paceline.planner.memory import GIB, MemoryEstimate
-from paceline.planner.run_memory import RunFacts, estimate_run
+from paceline.planner.memory import DEVICE_CONTEXT_BYTES, GIB, MemoryEstimate
+from paceline.planner.run_facts import RunFacts
+from paceline.planner.run_memory import estimate_run
 from paceline.telemetry.hardware import lookup
 
 _USABLE_SHARE = 0.95
-_CONTEXT_BYTES = 0.75 * GIB
 _BUDGET_STEP = 256
 _MOST_ON_DEVICE = 65_536
 _MOST_ON_CPU = 16_384
+_SHARE_STEP = 0.05
+_SMALLEST_SHARE = 0.2
+_S = TypeVar("_S", bound=Section)
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +35,7 @@ class Switch:
 
 def usable_bytes(device_bytes: float) -> float:
     """What a run may plan with: the device's context and 5 % lost between blocks of the allocator are left out."""
-    return max(0.0, device_bytes * _USABLE_SHARE - _CONTEXT_BYTES)
+    return max(0.0, device_bytes * _USABLE_SHARE - DEVICE_CONTEXT_BYTES)
 
 
 def stated_device_bytes(config: Config) -> float | None:
@@ -132,37 +138,77 @@ def with_budget(config: Config, tokens: int) -> Config:
 
 
 def _switches(config: Config, facts: RunFacts, usable: float) -> Iterator[Switch]:
-    for section, change in _changes(config):
-        changed = config.model_copy(update={section: getattr(config, section).model_copy(update=change)})
-        (key, value), *_ = change.items()
-        yield Switch(f"{section}.{key}: {_written(value)}", changed, estimate_run(changed, facts).total)
+    for key, value in _changes(config):
+        changed = _with_setting(config, key, value)
+        yield Switch(f"{key}: {_written(value)}", changed, estimate_run(changed, facts).total)
     budget = largest_budget(config, facts, usable, config.batch.token_budget)
     if budget is not None and budget < config.batch.token_budget:
         changed = with_budget(config, budget)
         yield Switch(f"batch.token_budget: {budget}", changed, estimate_run(changed, facts).total)
+    if (smaller := _smaller_vllm(config, facts, usable)) is not None:
+        yield smaller
 
 
-def _changes(config: Config) -> Iterator[tuple[str, dict[str, object]]]:
+def _changes(config: Config) -> Iterator[tuple[str, object]]:
     """Settings that take less memory, the cheapest in time first; only those that change anything."""
     train, cluster = config.train, config.cluster
     if train.gradient_checkpointing == "none":
-        yield "train", {"gradient_checkpointing": "selective"}
+        yield "train.gradient_checkpointing", "selective"
     if train.gradient_checkpointing != "all":
-        yield "train", {"gradient_checkpointing": "all"}
+        yield "train.gradient_checkpointing", "all"
     if not train.param_offload and config.algorithm.kl_coefficient > 0.0 and config.lora.rank == 0:
-        yield "train", {"param_offload": True}
+        yield "train.param_offload", True
     if not train.optimizer_offload:
-        yield "train", {"optimizer_offload": True}
+        yield "train.optimizer_offload", True
     if not train.activation_offload:
-        yield "train", {"activation_offload": True}
+        yield "train.activation_offload", True
     if train.logprob_chunk > 1024:
-        yield "train", {"logprob_chunk": 1024}
-    if config.rollout.keep_cache and not is_sft(config):
-        yield "rollout", {"keep_cache": False}
-    if config.rollout.max_running > 16:
-        yield "rollout", {"max_running": config.rollout.max_running // 2}
+        yield "train.logprob_chunk", 1024
+    if not is_sft(config):
+        yield from _engine_changes(config)
     if cluster.replicate_size == 1 and cluster.shard_size is None:
-        yield "cluster", {"num_devices": 2 * cluster.num_devices}
+        yield "cluster.num_devices", 2 * cluster.num_devices
+
+
+def _engine_changes(config: Config) -> Iterator[tuple[str, object]]:
+    """Of the rollout engines on the trainer's device; each engine has keys of its own."""
+    rollout = config.rollout
+    if num_engines_beside_the_trainer(config) == 0:
+        return
+    if rollout.engine == "native":
+        if rollout.keep_cache:
+            yield "rollout.keep_cache", False
+        if rollout.max_running > 16:
+            yield "rollout.max_running", rollout.max_running // 2
+    elif rollout.vllm.sleep_level == 0 and not rollout.replicas.devices:
+        yield "rollout.vllm.sleep_level", 1
+
+
+def _smaller_vllm(config: Config, facts: RunFacts, usable: float) -> Switch | None:
+    """The largest share of the device, in steps, with which the run fits; else the smallest that is of use."""
+    if config.rollout.engine != "vllm" or num_engines_beside_the_trainer(config) == 0 or is_sft(config):
+        return None
+    if facts.device_bytes is None:
+        return None
+    found, share = None, config.rollout.vllm.gpu_memory_utilization
+    while (share := round(share - _SHARE_STEP, 2)) >= _SMALLEST_SHARE:
+        changed = _with_setting(config, "rollout.vllm.gpu_memory_utilization", share)
+        total = estimate_run(changed, facts).total
+        found = Switch(f"rollout.vllm.gpu_memory_utilization: {share:g}", changed, total)
+        if total <= usable:
+            break
+    return found
+
+
+def _with_setting(config: Config, key: str, value: object) -> Config:
+    """The config with the setting of a dotted key; the key is one of the schema's."""
+    return _changed(config, key.split("."), value)
+
+
+def _changed(section: _S, names: Sequence[str], value: object) -> _S:
+    name, *inner = names
+    new = _changed(getattr(section, name), inner, value) if inner else value
+    return section.model_copy(update={name: new})
 
 
 def _written(value: object) -> str:

@@ -22,6 +22,9 @@ Phase = Literal[
 first layer's, with all gradients there, and the optimiser's step."""
 
 GIB = 2**30
+DEVICE_CONTEXT_BYTES = 0.75 * GIB
+"""What a process takes of an accelerator before its first tensor."""
+
 _FLOAT32 = 4
 _COUNTED: dict[Phase, frozenset[Phase]] = {
     "head": frozenset({"activations", "head"}),

@@ -1,9 +1,8 @@
 """From a run's config to its memory estimate: every role, every phase, per device."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
-from paceline.config.arithmetic import batch_arithmetic
 from paceline.config.critic import critic_batch, has_critic
 from paceline.config.parallelism import mesh_sizes
 from paceline.config.schema import BatchSection, Config
@@ -15,32 +14,16 @@ from paceline.planner.memory import (
     Part,
     Sharding,
     TrainedModel,
-    divided,
     estimate_model,
     frozen_weights,
-    kv_cache_bytes,
 )
 from paceline.planner.model_shape import MemoryShape
 from paceline.planner.reward_memory import reward_model_parts
-
-_SLOT_STEP = 32
+from paceline.planner.rollout_memory import rollout_parts
+from paceline.planner.run_facts import RunFacts
 
 FUSED_FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
 """Families whose layers `model/fused` computes (a test holds the two lists equal; this folder stays torch-free)."""
-
-
-@dataclass(frozen=True, slots=True)
-class RunFacts:
-    """What the config alone does not say. `element_bytes` of the working dtype; `longest_prompt` in tokens, None
-    before the task is read; `on_cpu`: attention goes by pieces and layers are never fused."""
-
-    shape: MemoryShape
-    element_bytes: int
-    longest_prompt: int | None = None
-    on_cpu: bool = False
-    critic_shape: MemoryShape | None = None
-    source_shapes: Mapping[str, MemoryShape] = field(default_factory=dict)
-    """Of the models among the reward's sources, by the source's name."""
 
 
 def estimate_run(config: Config, facts: RunFacts, token_budget: int | None = None) -> MemoryEstimate:
@@ -52,7 +35,9 @@ def estimate_run(config: Config, facts: RunFacts, token_budget: int | None = Non
     actor = trained_model(config, facts, batch)
     parts = [*estimate_model(actor), *_reference(config, facts, actor)]
     if not is_sft(config):  # supervised updates sample nothing
-        parts += _rollout(config, facts, actor, notes)
+        engines, on_engines = rollout_parts(config, facts, actor)
+        parts += engines
+        notes += on_engines
         prompt = facts.longest_prompt or config.rollout.max_new_tokens
         rewards, left_out = reward_model_parts(
             config, facts.source_shapes, facts.element_bytes, prompt, facts.on_cpu
@@ -70,6 +55,12 @@ def estimate_run(config: Config, facts: RunFacts, token_budget: int | None = Non
         )
         parts += estimate_model(critic, "critic")
     return MemoryEstimate(tuple(parts), tuple(notes))
+
+
+def kept_between_rollouts(config: Config, facts: RunFacts) -> float:
+    """Bytes that rollout engines hold on the trainer's device while it updates."""
+    parts, _ = rollout_parts(config, facts, trained_model(config, facts, config.batch))
+    return sum(part.num_bytes for part in parts if part.phase == "always")
 
 
 def trained_model(config: Config, facts: RunFacts, batch: BatchSection) -> TrainedModel:
@@ -143,29 +134,3 @@ def _reference(config: Config, facts: RunFacts, actor: TrainedModel) -> list[Par
     weights = frozen_weights(facts.shape, facts.element_bytes, actor.sharding)
     parked = config.train.param_offload and not facts.on_cpu
     return [Part("reference weights", weights, "scoring" if parked else "always")]
-
-
-def _rollout(config: Config, facts: RunFacts, actor: TrainedModel, notes: list[str]) -> list[Part]:
-    """KV cache, decoding logits and the widest prefill of the native engine."""
-    rollout, sizes = config.rollout, batch_arithmetic(config)
-    longest_prompt = facts.longest_prompt
-    context = sizes.max_context or facts.shape.max_context
-    if longest_prompt is None:
-        longest_prompt = rollout.max_new_tokens
-        if context is not None:
-            longest_prompt = max(1, min(longest_prompt, context - rollout.max_new_tokens))
-        notes.append(f"prompts are taken to have up to {longest_prompt:,} tokens until the task is read")
-    capacity = -(-(longest_prompt + rollout.max_new_tokens) // _SLOT_STEP) * _SLOT_STEP
-    num_data = mesh_sizes(config.cluster).num_data
-    most = max(sizes.samples_per_step, sizes.completions_per_evaluation)
-    num_slots = min(rollout.max_running, -(-most // num_data))
-    own = divided(facts.shape, actor.sharding.tensor)
-    cache = kv_cache_bytes(own, facts.element_bytes, num_slots, capacity)
-    if rollout.kv_cache_gb is not None:
-        cache = min(cache, rollout.kv_cache_gb * 2**30)
-    prefill = next(part for part in estimate_model(actor) if part.phase == "scoring").num_bytes
-    logits = num_slots * own.model.vocab_size * (facts.element_bytes + 16.0)
-    return [
-        Part("KV cache", cache, "always" if rollout.keep_cache else "rollout"),
-        Part("prefill and decoding", max(prefill, logits), "rollout"),
-    ]

@@ -25,7 +25,8 @@ from paceline.planner.fit import (
 )
 from paceline.planner.memory import GIB
 from paceline.planner.model_shape import MemoryShape
-from paceline.planner.run_memory import RunFacts, estimate_run
+from paceline.planner.run_facts import RunFacts
+from paceline.planner.run_memory import kept_between_rollouts
 from paceline.schedules.place import Place
 
 
@@ -76,8 +77,7 @@ def probe_budget(
     facts = run_facts(config, device, longest_prompt)
     assert facts is not None  # the budget that was estimated came from them
     to_come = sum(other.optimizer.bytes_to_come() for other in (engine, *others))
-    if config.rollout.keep_cache:
-        to_come += int(estimate_run(config, facts).part("KV cache"))
+    to_come += int(kept_between_rollouts(config, facts))
     usable = usable_bytes(device_memory(config, place)) - to_come
     own = cost.largest(usable, most_useful_budget(config, longest_sample, on_cpu=False))
     found = min(engine.mesh.gather_objects(own))
@@ -119,7 +119,11 @@ def device_memory(config: Config, place: Place) -> float:
         return config.cluster.device_memory_gb * 1e9
     if place.device.type == "cpu":
         return psutil.virtual_memory().available / place.num_local_ranks
-    return float(torch.get_device_module(place.device).mem_get_info(place.device)[1])
+    return _physical_memory(place.device)
+
+
+def _physical_memory(device: torch.device) -> float:
+    return float(torch.get_device_module(device).mem_get_info(device)[1])
 
 
 def run_facts(config: Config, device: torch.device, longest_prompt: int) -> RunFacts | None:
@@ -141,6 +145,7 @@ def run_facts(config: Config, device: torch.device, longest_prompt: int) -> RunF
         on_cpu=device.type == "cpu",
         critic_shape=critic_shape,
         source_shapes=source_shapes,
+        device_bytes=None if device.type == "cpu" else _physical_memory(device),
     )
 
 
