@@ -86,13 +86,8 @@ def main() -> int:
 def check_kernels() -> int:
     """How many kernels disagree with their references."""
     device, wrong = torch.device("cuda"), 0
-    for dtype, limit in ((torch.float32, 1e-5), (torch.bfloat16, 2e-2)):
-        for check in (
-            check_paged_kernels.check_decode,
-            check_paged_kernels.check_rotate,
-            check_paged_kernels.check_draw,
-            check_paged_kernels.check_round,
-        ):
+    for dtype, limit in check_paged_kernels.LIMITS.items():
+        for check in check_paged_kernels.MEASURED:
             try:
                 for name, value in check(device, dtype):
                     wrong += value > limit
