@@ -39,7 +39,7 @@ def shown(run_dir: Path) -> str:
 
 def test_the_panel_shows_what_a_person_looks_for(tmp_path: Path) -> None:
     run = GrowingRun(tmp_path / "night-run")
-    run.steps(1, 8, samples__overlong=1)
+    run.steps(1, 8, samples__overlong=1, mfu__step=0.375, tokens__effective_share=2.24)
     run.summary("running")
     text = shown(run.run_dir)
     for part in (
@@ -49,6 +49,8 @@ def test_the_panel_shows_what_a_person_looks_for(tmp_path: Path) -> None:
         "time left 0:12",
         "reward",
         "900 tokens/s",
+        "MFU (step)        37.5%",
+        "effective tokens  2.2 x",
         "1.00 GiB",
         "rollout            0.6 s  60.0%",
         "idle               0.1 s  10.0%",
