@@ -98,12 +98,13 @@ def make_pieces(work: Path, tiny: bool) -> dict[str, Piece]:
     memory = (sys.executable, str(_HERE / "memory_estimate.py"), "--json", "--case")
     ends = ("--estimate-only",) if tiny else ()
     padded = ("--model", "tiny", "--shortest", "16", "--longest", "32") if tiny else ()
-    lab = (*common, "batch.layout=padded", "batch.share_prefixes=off", "train.preset=plain")
+    device = f"cluster.device={'cpu' if tiny else 'cuda'}"
+    lab = (*common, device, "batch.layout=padded", "batch.share_prefixes=off", "train.preset=plain")
     features = (
         "padded_shapes:batch.pad_to=bucket",
         f"dynamic_batch:batch.token_budget={4 * budget}",
-        "share_prefixes:batch.layout=packed,batch.share_prefixes=auto",
-        "compile:train.preset=fast",
+        "share_prefixes:batch.layout=packed",
+        *(() if tiny else ("compile:train.preset=fast",)),  # the same on a CPU
     )
     profiled = ("telemetry.profile_every=2", "telemetry.keep_traces=true", "run.num_steps=4")
     ppo = ("algorithm.name=ppo", "critic.pretrain_steps=1", "run.num_steps=3", "run.name=ppo")

@@ -69,10 +69,10 @@ def test_what_no_arm_is_about_is_left_out_of_steps(tmp_path: Path) -> None:
 def test_rollouts_are_replayed_where_every_feature_acts_on_training(
     tmp_path: Path, features: str, mode: str
 ) -> None:
-    plan = plan_of(tmp_path, features)
+    plan = plan_of(tmp_path, features, "cluster.num_threads=2")
     assert plan.mode == mode
     assert (plan.runs()[0].arm == "recording") == (mode == "replay")
-    assert plan_of(tmp_path, features, rollouts="sample").mode == "sample"
+    assert plan_of(tmp_path, features, "cluster.num_threads=2", rollouts="sample").mode == "sample"
 
 
 def test_runs_come_in_rounds(tmp_path: Path) -> None:

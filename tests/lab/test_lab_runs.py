@@ -29,7 +29,9 @@ def recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     paths = [str(TESTS / "model"), os.environ.get("PYTHONPATH", "")]
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(paths))
     path = tmp_path / "recipe.yaml"
-    path.write_text(write_yaml(tiny_sections(tmp_path, task={"eval_size": 0})))
+    sections = tiny_sections(tmp_path, task={"eval_size": 0})
+    sections["batch"]["share_prefixes"] = "on"  # auto would decide for one of the two that are compared
+    path.write_text(write_yaml(sections))
     return path
 
 

@@ -11,6 +11,7 @@ from paceline.config.critic import mini_batches_per_rollout
 from paceline.config.loading import read_recipe
 from paceline.config.sft import is_sft
 from paceline.lab.arms import RECORDING, Arm, baseline_arm
+from paceline.lab.effects import check_arm
 from paceline.lab.results import BASELINE, RolloutMode
 
 TRAINING_SECTIONS = frozenset({"train", "critic", "checkpoint", "telemetry", "batch", "algorithm", "lora"})
@@ -195,12 +196,10 @@ def _rollout_mode(
 
 
 def _check_arms(plan: Plan) -> None:
-    """Loads every arm's config, so that a refusal comes before the first run."""
+    """Loads every arm's config, so that a refusal comes before the first run: also of an arm that may be the baseline
+    itself."""
     probe = PlannedRun("probe", BASELINE, 0, 0)
     baseline = plan.config(probe)
     for arm in plan.arms[1:]:
         config = plan.config(PlannedRun("probe", arm.name, 0, 0))
-        if config == baseline:
-            raise ConfigError(
-                "--features", arm.name, "changes nothing: the recipe has these settings already"
-            )
+        check_arm(arm, baseline, config, replays=plan.mode == "replay")
