@@ -10,6 +10,7 @@ from paceline.data.loader import PromptLoader
 from paceline.data.tasks import Task, build_task, max_new_tokens_for
 from paceline.types import Prompt
 
+BATCH = Config().batch.num_prompts
 REVERSAL = {"name": "word_sequence_reversal", "params": {"min_words": 2, "max_words": 3}}
 
 
@@ -89,10 +90,12 @@ def test_held_out_questions_and_examples_are_the_same_for_every_seed_and_trainin
 def test_a_task_too_small_for_its_held_out_questions_is_refused():
     with pytest.raises(ConfigError) as refused:
         gym_task(name="count_bits", params={"min_n": 1, "max_n": 5}, eval_size=64)
-    assert refused.value.key == "task.eval_size"
+    assert (refused.value.key, refused.value.nearest) == ("task.eval_size", "4")
     assert "only about 5 different questions" in str(refused.value)
     with pytest.raises(ConfigError, match="none is left"):
         gym_task(name="count_bits", params={"min_n": 1, "max_n": 5}, eval_size=5)
+    task = gym_task(name="count_bits", params={"min_n": 1, "max_n": 5}, eval_size=4)
+    assert (len(task.train), len(task.evaluation)) == (1, 4)
 
 
 @pytest.mark.parametrize(
@@ -179,9 +182,54 @@ def test_nothing_to_train_on_is_refused(tmp_path):
         file_task(write_rows(tmp_path / "a.jsonl", 0))
     with pytest.raises(ConfigError, match="none is left to train on") as refused:
         file_task(write_rows(tmp_path / "b.jsonl", 18), eval_size=64)
-    assert (refused.value.key, refused.value.nearest) == ("task.eval_size", "1")
+    assert (refused.value.key, refused.value.nearest) == ("task.eval_size", "2")
     with pytest.raises(ConfigError, match=r"task\.eval_path.*holds no rows"):
         file_task(str(tmp_path / "b.jsonl"), eval_path=str(tmp_path / "a.jsonl"))
+
+
+@pytest.mark.parametrize(
+    ("asked", "key", "nearest"),
+    [
+        ({"eval_size": 64}, "eval_size", 40 - BATCH),
+        ({"eval_size": 64, "num_examples": 3}, "eval_size", 40 - BATCH - 3),
+        ({"eval_size": 64, "num_examples": 30}, "eval_size", 40 - 1 - 30),  # a batch there cannot be
+        ({"eval_size": 38, "num_examples": 3}, "eval_size", 40 - BATCH - 3),
+        ({"eval_size": 0, "num_examples": 41}, "num_examples", 40 - BATCH),
+        ({"eval_size": 6, "num_examples": 45}, "num_examples", 40 - BATCH - 6),
+    ],
+)
+def test_the_nearest_size_of_what_is_set_aside_is_the_largest_that_leaves_a_batch_or_else_one(
+    tmp_path, asked, key, nearest
+):
+    path = write_rows(tmp_path / "a.jsonl", 40)
+    with pytest.raises(ConfigError, match="none is left to train on") as refused:
+        file_task(path, **asked)
+    assert (refused.value.key, refused.value.nearest) == (f"task.{key}", str(nearest))
+    task = file_task(path, **{**asked, key: nearest})
+    assert len(task.train) == 40 - len(task.evaluation) - task.num_examples
+
+
+def test_the_nearest_size_counts_rows_with_the_same_question_as_one(tmp_path):
+    path = tmp_path / "a.jsonl"
+    rows = [{"prompt": f"question {n % 12}", "answer": str(n)} for n in range(48)]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    with pytest.raises(ConfigError, match="has only 12 different questions: with 12 held out") as refused:
+        file_task(str(path), eval_size=12)
+    assert refused.value.nearest == "8"  # four questions of four rows each make a batch
+    assert len(file_task(str(path), eval_size=8).train) == BATCH
+
+
+def test_a_held_out_file_that_has_every_question_is_what_is_refused(tmp_path):
+    path = write_rows(tmp_path / "a.jsonl", 10)
+    with pytest.raises(ConfigError, match="none is left to train on") as refused:
+        file_task(path, eval_path=path, num_examples=2)
+    assert (refused.value.key, refused.value.nearest) == ("task.eval_path", None)
+    half = write_rows(tmp_path / "b.jsonl", 6)
+    with pytest.raises(
+        ConfigError, match=r"4 different questions beside those of task\.eval_path"
+    ) as refused:
+        file_task(path, eval_path=half, num_examples=4)
+    assert (refused.value.key, refused.value.nearest) == ("task.num_examples", "3")
 
 
 def test_an_answer_column_that_the_reward_needs_must_be_there(tmp_path):

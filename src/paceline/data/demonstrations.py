@@ -13,8 +13,8 @@ from typing import Any
 from paceline.config.errors import ConfigError
 from paceline.config.schema import Config
 from paceline.data.prompts import Example, Message, find_files, lookup, question_of, read_rows, text_of
-from paceline.data.seeds import child_seed
-from paceline.data.tasks import HELD_OUT_SEED, distinct, files_read, gym_questions
+from paceline.data.splitting import split_rows
+from paceline.data.tasks import files_read, gym_questions
 
 RESPONSE_KEYS = ("completion", "response", "answer")
 """Columns taken for the answer, in this order, where `sft.response_key` names none."""
@@ -79,31 +79,16 @@ def _from_files(config: Config) -> Demonstrations:
     if not rows:
         raise ConfigError("task.path", task.path, "holds no rows, so nothing could be learned")
     notes = [files_read(task.path, files)]
-    ranked = sorted(rows, key=lambda row: child_seed(HELD_OUT_SEED, "split", row.identity))
-    evaluation: list[Demonstration] = []
+    held_out: list[Demonstration] | None = None
     if task.eval_path is not None and task.eval_size:
         eval_files = find_files(task.eval_path, "evaluation", "task.eval_path")
-        evaluation = _read(config, eval_files, "eval", "task.eval_path")
-        if not evaluation:
+        held_out = _read(config, eval_files, "eval", "task.eval_path")
+        if not held_out:
             raise ConfigError("task.eval_path", task.eval_path, "holds no rows, so nothing could be measured")
         notes.append(files_read(task.eval_path, eval_files))
-    elif task.eval_size:
-        evaluation = distinct(ranked, task.eval_size, set())
-    held_out = {row.identity for row in evaluation}
-    shown = [row.example for row in distinct(ranked, task.num_examples, held_out) if row.example is not None]
-    if len(shown) < task.num_examples:
-        rule = (
-            f"only {len(shown)} different questions with an answer are left to show beside the held-out ones"
-        )
-        raise ConfigError("task.num_examples", task.num_examples, rule, str(len(shown)))
-    held_out |= {example.identity for example in shown}
-    train = [row for row in rows if row.identity not in held_out]
-    if not train:
-        rule = f"all {len(rows)} rows of {task.path} are held out, none is left to learn from"
-        raise ConfigError("task.eval_size", task.eval_size, rule, str(len(rows) // 10))
-    set_aside = {row.row_id for row in evaluation} | {example.example_id for example in shown}
-    num_set_aside = sum(row.row_id in set_aside for row in rows)
-    return Demonstrations(train, evaluation, shown, len(rows) - len(train) - num_set_aside, tuple(notes))
+    split = split_rows(config, rows, held_out)
+    shown = [row.example for row in split.shown if row.example is not None]  # conversations are never shown
+    return Demonstrations(split.train, split.evaluation, shown, split.num_duplicates, tuple(notes))
 
 
 def _read(config: Config, files: Sequence[Path], id_prefix: str, path_key: str) -> list[Demonstration]:

@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol, TypeVar
 
 from paceline.config.arithmetic import allowed_new_tokens, stated_context
 from paceline.config.errors import ConfigError
@@ -13,23 +12,8 @@ from paceline.data.chat import ChatTokenizer, PromptRenderer
 from paceline.data.gym_tasks import draw_examples, gym_params
 from paceline.data.prompts import Example, find_files, nearest_column, read_examples
 from paceline.data.seeds import child_seed
+from paceline.data.splitting import HELD_OUT_SEED, nothing_left, split_rows
 from paceline.types import Prompt, RewardSpec
-
-HELD_OUT_SEED = 0
-"""Held-out prompts and worked examples hang from this and not from the run's seed, so that runs with different seeds
-are measured on the same questions and see the same prompt format."""
-
-
-class Identified(Protocol):
-    """Anything with a text by which two of its kind count as the same."""
-
-    @property
-    def identity(self) -> str:
-        """That text."""
-        ...
-
-
-R = TypeVar("R", bound=Identified)
 
 _NEEDS_ANSWER = ("exact_match", "math")
 
@@ -133,16 +117,12 @@ def gym_questions(config: Config) -> Questions:
     )
     num_held_out = len(shown) + len(evaluation)
     if num_held_out < task.num_examples + task.eval_size:
-        rule = f"{task.name} with these parameters has only about {num_held_out} different questions"
-        raise ConfigError("task.eval_size", task.eval_size, rule, str(num_held_out // 4))
+        raise _too_few_questions(config, num_held_out)
     train, repeated_train = draw_examples(
         task.name, params, task.size, child_seed(config.run.seed, "task", "train"), "train", taken
     )
     if not train:
-        rule = (
-            f"all of the about {num_held_out} different questions of {task.name} are held out, none is left"
-        )
-        raise ConfigError("task.eval_size", task.eval_size, rule, str(num_held_out // 4))
+        raise _too_few_questions(config, num_held_out)
     notes = []
     if len(train) < task.size:
         notes.append(
@@ -166,47 +146,23 @@ def _file_questions(config: Config) -> Questions:
     if not rows:
         raise ConfigError("task.path", task.path, "holds no rows, so nothing could be trained")
     notes = [files_read(task.path, files)]
-    # By a hash of the question, so that the split depends neither on the seed nor on the order of the rows.
-    ranked = sorted(rows, key=lambda row: child_seed(HELD_OUT_SEED, "split", row.identity))
-    evaluation: list[Example] = []
+    held_out: list[Example] | None = None
     if task.eval_path is not None and task.eval_size:
         eval_files = find_files(task.eval_path, "evaluation", "task.eval_path")
-        evaluation = read_examples(
+        held_out = read_examples(
             eval_files, task.prompt_key, task.answer_key, "eval", path_key="task.eval_path"
         )
-        if not evaluation:
+        if not held_out:
             raise ConfigError("task.eval_path", task.eval_path, "holds no rows, so nothing could be measured")
-        notes.append(
-            f"{files_read(task.eval_path, eval_files)}; each of its {len(evaluation)} rows is scored"
-        )
-    elif task.eval_size:
-        evaluation = distinct(ranked, task.eval_size, set())
-    held_out = {example.identity for example in evaluation}
-    shown = distinct(ranked, task.num_examples, held_out)
-    if len(shown) < task.num_examples:
-        rule = f"only {len(shown)} different rows are left to show beside the held-out ones"
-        raise ConfigError("task.num_examples", task.num_examples, rule, str(len(shown)))
-    held_out |= {example.identity for example in shown}
-    train = [row for row in rows if row.identity not in held_out]
-    if not train:
-        rule = f"all {len(rows)} rows of {task.path} are held out, none is left to train on"
-        raise ConfigError("task.eval_size", task.eval_size, rule, str(len(rows) // 10))
-    row_ids = {row.example_id for row in rows}
-    num_set_aside = sum(example.example_id in row_ids for example in (*evaluation, *shown))
+        notes.append(f"{files_read(task.eval_path, eval_files)}; each of its {len(held_out)} rows is scored")
+    split = split_rows(config, rows, held_out)
     reward = RewardSpec("exact_match" if task.reward == "auto" else task.reward)
-    num_duplicates = len(rows) - len(train) - num_set_aside
-    return Questions(train, evaluation, shown, reward, num_duplicates, tuple(notes))
+    return Questions(split.train, split.evaluation, split.shown, reward, split.num_duplicates, tuple(notes))
 
 
-def distinct(rows: Sequence[R], count: int, taken: set[str]) -> list[R]:
-    """The first `count` rows with different questions that are not in `taken`."""
-    chosen: dict[str, R] = {}
-    for row in rows:
-        if len(chosen) == count:
-            break
-        if row.identity not in taken:
-            chosen.setdefault(row.identity, row)
-    return list(chosen.values())
+def _too_few_questions(config: Config, num_different: int) -> ConfigError:
+    has = f"{config.task.name} with these parameters has only about {num_different} different questions"
+    return nothing_left(config, has, [1] * num_different)
 
 
 def files_read(path: str, files: Sequence[Path]) -> str:
