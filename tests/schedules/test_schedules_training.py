@@ -304,3 +304,24 @@ def test_a_resumed_run_with_another_seed_is_refused(tmp_path):
     train(tmp_path)
     with pytest.raises(ConfigError, match="master seed"):
         train(tmp_path, run={"seed": 5, "num_steps": 5})
+
+
+def test_a_resume_on_other_prompts_names_the_settings_that_changed_them(tmp_path):
+    train(tmp_path, run={"num_steps": 1})
+    with pytest.raises(ConfigError) as refused:
+        train(tmp_path, task={"eval_size": 8, "instruction": "w1", "reward_timeout_s": 20.0})
+    assert [(p.key, p.value, p.nearest) for p in refused.value.problems] == [
+        ("task.eval_size", 8, "6"),
+        ("task.instruction", "w1", "null"),
+    ]
+    assert "the checkpoint was written with 6" in str(refused.value)
+
+
+def test_a_resume_asks_what_the_prompts_are_and_not_where_they_lie(tmp_path):
+    train(tmp_path, run={"num_steps": 1})
+    prompts = tmp_path / "prompts.jsonl"
+    moved = prompts.rename(tmp_path / "moved.jsonl")
+    assert train(tmp_path, run={"num_steps": 2}, task={"path": str(moved)}).summary["num_steps"] == 2
+    moved.write_text(moved.read_text().replace("w7", "w8"))
+    with pytest.raises(ConfigError, match="written with other training prompts"):
+        train(tmp_path, task={"path": str(moved)})

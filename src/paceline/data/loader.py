@@ -71,6 +71,11 @@ class PromptLoader(Generic[P]):
         """Prompts fetched and not yet consumed."""
         return sum(len(positions) for positions in self._in_flight.values())
 
+    @property
+    def fingerprint(self) -> str:
+        """Of the prompts, and of the seed where it orders them."""
+        return self._fingerprint
+
     def next_batch(self, at_most: int | None = None) -> list[P]:
         """The prompts of a new step; fewer than usual where `at_most` says so."""
         self._in_step.clear()

@@ -23,6 +23,9 @@ from paceline.schedules.sft_setup import SftRun
 AnyRun = Run | SftRun
 """A run that samples, or a supervised one."""
 
+_NOT_OF_PROMPTS = {"eval_samples", "eval_temperature", "reward", "reward_workers", "reward_timeout_s"}
+"""Settings of a task that leave its prompts as they are."""
+
 
 def save(run: AnyRun) -> float:
     """Saves after the step just finished; returns the seconds the loop was blocked.
@@ -38,6 +41,7 @@ def save(run: AnyRun) -> float:
         "loader": run.loader.state_dict(),
         "weight_version": run.weight_version,
         "seed": run.config.run.seed,
+        "task": prompt_settings(run.config),
         "lora": adapter_identity(run.config),
         "critic": None if critic is None else critic.optimizer.state(),
     }
@@ -94,7 +98,7 @@ def resume(run: AnyRun) -> bool:
     """Continues from the newest complete checkpoint, if there is one; says which and why newer ones were passed over.
 
     Raises:
-        ConfigError: `run.resume` is "must" and there is none, or the master seed changed.
+        ConfigError: `run.resume` is "must" and there is none, or what the run was trained on or with has changed.
     """
     with run.ledger.span("setup", "resume"):
         found = run.store.latest() if run.folder.resumes else None
@@ -115,6 +119,7 @@ def resume(run: AnyRun) -> bool:
                 "a resumed run keeps its master seed, or prompts and samples would repeat",
                 str(loaded.state["seed"]),
             )
+        check_prompts(run.config, loaded.state, run.loader.fingerprint)
         check_adapters(run.config, loaded.state)
         load_optimizer(run.trainer.optimizer, loaded, "", loaded.state["optimizer"])
         load_critic(run, loaded)
@@ -158,6 +163,30 @@ def load_critic(run: AnyRun, loaded: Loaded) -> None:
         raise ConfigError("algorithm.advantage", run.config.algorithm.advantage, rule)
     if critic is not None and saved is not None:
         load_optimizer(critic.optimizer, loaded, "critic_", saved)
+
+
+def prompt_settings(config: Config) -> dict[str, Any]:
+    """What decides the training prompts of a task, as JSON holds it."""
+    return config.task.model_dump(mode="json", exclude=_NOT_OF_PROMPTS)
+
+
+def check_prompts(config: Config, state: Mapping[str, Any], fingerprint: str) -> None:
+    """Raises `ConfigError` for every setting that made the training prompts others than the checkpoint's.
+
+    Where none of the task has changed (a file has, say, or the checkpoint is older than its settings are kept), it is
+    the loader that refuses, by the fingerprint alone.
+    """
+    saved = state.get("task")
+    if saved is None or state["loader"]["fingerprint"] == fingerprint:
+        return
+    changed = []
+    for name, value in prompt_settings(config).items():
+        if name in saved and saved[name] != value:
+            before = "null" if saved[name] is None else str(saved[name])
+            rule = f"the checkpoint was written with {before}, and a resumed run keeps its training prompts"
+            changed.append(ConfigError(f"task.{name}", value, rule, before))
+    if changed:
+        raise ConfigError.join(changed)
 
 
 def adapter_identity(config: Config) -> dict[str, Any] | None:
