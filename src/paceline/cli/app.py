@@ -5,6 +5,7 @@ torch.
 """
 
 import json
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
@@ -19,6 +20,7 @@ from paceline.cli.endings import (
     DONE,
     FAILED,
     REFUSED,
+    asked_language,
     failure,
     own_placement,
     refusal,
@@ -167,14 +169,15 @@ def split_recipe(recipe: str, overrides: Sequence[str]) -> tuple[str | None, lis
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs one command and returns its exit code; whatever went wrong is on the last lines of standard error."""
+    given = list(sys.argv[1:] if arguments is None else arguments)
     try:
-        app(args=None if arguments is None else list(arguments))
+        app(args=given)
     except ConfigError as error:
-        return refusal(error, own_placement())
+        return refusal(error, own_placement(), asked_language(given))
     except (
         SystemExit
     ) as stop:  # typer's way to end: 0 after a command, 2 after a usage error, 1 when interrupted
         return stop.code if isinstance(stop.code, int) else FAILED
     except Exception as error:  # the outermost frame: everything else means the run failed, and says why
-        return failure(error, own_placement())
+        return failure(error, own_placement(), asked_language(given))
     return DONE

@@ -10,19 +10,20 @@ def check_run_folder(run: Path, argument: str = "run") -> None:
     if (run / "config.yaml").is_file():
         return
     check_exists(run, argument)
-    raise ConfigError(
-        argument, str(run), "must be the folder of a run, which holds a config.yaml", _runs_in(run)
-    )
+    rule = "must be the folder of a run, which holds a config.yaml"
+    zh = "须是训练运行的文件夹，其中有 config.yaml"
+    raise ConfigError(argument, str(run), rule, _runs_in(run), zh=zh)
 
 
 def check_exists(run: Path, argument: str = "run") -> None:
     """Raises `ConfigError`, with runs that are near, unless `run` is a folder."""
     if not run.exists():
-        raise ConfigError(argument, str(run), "there is no such folder", _runs_in(run.parent))
-    if not run.is_dir():
         raise ConfigError(
-            argument, str(run), "must be the folder of a run, and is a file", _runs_in(run.parent)
+            argument, str(run), "there is no such folder", _runs_in(run.parent), zh="没有这个文件夹"
         )
+    if not run.is_dir():
+        rule, zh = "must be the folder of a run, and is a file", "须是训练运行的文件夹，而这是一个文件"
+        raise ConfigError(argument, str(run), rule, _runs_in(run.parent), zh=zh)
 
 
 def _runs_in(folder: Path) -> str | None:

@@ -44,9 +44,10 @@ def watch(
 ) -> None:
     """Follow a run: step, stages, bottleneck, throughput, memory, reward, alarms. Ends when the run does."""
     if interval <= 0:
-        raise ConfigError("--interval", interval, "must be above 0", "1")
+        raise ConfigError("--interval", interval, "must be above 0", "1", zh="须大于 0")
     if serve is not None and not 0 <= serve <= _MAX_PORT:
-        raise ConfigError("--serve", serve, f"must be a port, from 0 to {_MAX_PORT}", "9400")
+        rule, zh = f"must be a port, from 0 to {_MAX_PORT}", f"须是端口号，从 0 到 {_MAX_PORT}"
+        raise ConfigError("--serve", serve, rule, "9400", zh=zh)
     language = checked_language(lang)
     check_exists(run)
     follower = follow(run)

@@ -111,12 +111,12 @@ def read_run(
     """
     run_dir = Path(run_dir)
     if not run_dir.is_dir() or not (run_dir / "config.yaml").is_file():
-        raise ConfigError("run", str(run_dir), "must be the folder of a run, which holds a config.yaml")
+        rule = "must be the folder of a run, which holds a config.yaml"
+        raise ConfigError("run", str(run_dir), rule, zh="须是训练运行的文件夹，其中有 config.yaml")
     ledgers = [ledger for ledger in ledgers or read_ledger(run_dir) if ledger.steps()]
     if not ledgers:
-        raise ConfigError(
-            "run", str(run_dir), "its ledger holds no finished step, so there is no time to diagnose"
-        )
+        rule = "its ledger holds no finished step, so there is no time to diagnose"
+        raise ConfigError("run", str(run_dir), rule, zh="账本中没有已完成的训练步，没有可诊断的时间")
     config = _mapping(parse_yaml((run_dir / "config.yaml").read_text(encoding="utf-8")))
     causes = _read_causes(run_dir)
     ranks = {ledger.rank: _steps_of(ledger) for ledger in ledgers}

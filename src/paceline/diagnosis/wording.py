@@ -34,7 +34,8 @@ def checked_language(lang: str) -> Language:
     for known in LANGUAGES:
         if lang == known:
             return known
-    raise ConfigError("--lang", lang, f"must be one of {', '.join(LANGUAGES)}", "en")
+    known_ones = ", ".join(LANGUAGES)
+    raise ConfigError("--lang", lang, f"must be one of {known_ones}", "en", zh=f"须是 {known_ones} 之一")
 
 
 def stage_name(stage: str, lang: Language) -> str:

@@ -112,7 +112,9 @@ def checked_audience(audience: str) -> Audience:
     for known in AUDIENCES:
         if audience == known:
             return known
-    raise ConfigError("--for", audience, f"must be one of {', '.join(AUDIENCES)}", "engineer")
+    known_ones = ", ".join(AUDIENCES)
+    rule, zh = f"must be one of {known_ones}", f"须是 {known_ones} 之一"
+    raise ConfigError("--for", audience, rule, "engineer", zh=zh)
 
 
 def phrases_in(lang: Language) -> Phrases:

@@ -222,11 +222,14 @@ def follow(run_dir: Path) -> RunFollower:
     """
     names = ("config.yaml", METRICS_FILE, "ledger")
     if not run_dir.is_dir():
-        raise ConfigError("run", str(run_dir), "there is no such folder")
+        raise ConfigError("run", str(run_dir), "there is no such folder", zh="没有这个文件夹")
     if not any((run_dir / name).exists() for name in names):
-        raise ConfigError(
-            "run", str(run_dir), f"must be the folder of a run; it holds none of {', '.join(names)}"
+        wanted = ", ".join(names)
+        rule, zh = (
+            f"must be the folder of a run; it holds none of {wanted}",
+            f"须是训练运行的文件夹，而其中没有 {wanted}",
         )
+        raise ConfigError("run", str(run_dir), rule, zh=zh)
     follower = RunFollower(run_dir)
     follower.poll()
     return follower
