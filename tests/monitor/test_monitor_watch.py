@@ -27,6 +27,7 @@ from paceline.monitor.panel import panel
 from paceline.monitor.snapshot import take_snapshot
 from paceline.monitor.words import ALARMS, PANEL
 from paceline.schedules import run_training
+from paceline.telemetry.run_process import STATUS_TEXTS
 
 LONG_S = 120.0
 
@@ -220,7 +221,7 @@ def test_the_panel_is_chinese_throughout_and_says_the_same_numbers(
 
 
 def test_every_text_has_the_same_values_in_both_languages() -> None:
-    for name, (english, chinese) in {**ALARMS, **PANEL}.items():
+    for name, (english, chinese) in {**ALARMS, **PANEL, **STATUS_TEXTS}.items():
         fields = [
             {field for _, field, _, _ in string.Formatter().parse(text) if field}
             for text in (english, chinese)

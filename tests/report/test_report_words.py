@@ -86,9 +86,10 @@ def test_stages_causes_and_meanings_have_names(lang):
     assert all(words.cause(cause) for cause in CAUSES)
 
 
-def test_a_stage_of_a_later_version_keeps_its_name():
+def test_a_stage_or_a_status_of_a_later_version_keeps_its_name():
     assert Words("zh").stage("teleport") == "teleport"
     assert Words("zh").meaning("teleport") == ""
+    assert (Words("zh").status("died"), Words("zh").status("asleep")) == ("未正常结束即停止", "asleep")
 
 
 def test_every_metric_that_the_page_explains_is_explained_in_chinese():

@@ -13,6 +13,7 @@ from rich.text import Text
 from paceline.monitor.drawing import STAGE_COLOURS, format_seconds, sparkline
 from paceline.monitor.snapshot import STEPS_IN_MEANS, Snapshot
 from paceline.monitor.words import PANEL, Lang, say
+from paceline.telemetry.run_process import STATUS_TEXTS
 
 _BAR = 32
 _LEAST_SHARE = 0.002
@@ -68,7 +69,7 @@ def panel(
 
 def _head(snapshot: Snapshot, lang: Lang) -> RenderableType:
     head = Table.grid(padding=(0, 2))
-    known = say(PANEL, snapshot.status, lang) if snapshot.status in PANEL else snapshot.status
+    known = say(STATUS_TEXTS, snapshot.status, lang) if snapshot.status in STATUS_TEXTS else snapshot.status
     status = Text(known, style=_STATUS_STYLES.get(snapshot.status, "white"))
     if snapshot.num_steps is None:
         head.add_row(status, say(PANEL, "step", lang, step=snapshot.step))

@@ -109,16 +109,8 @@ PANEL: dict[str, tuple[str, str]] = {
     "bottleneck": ("bottleneck", "瓶颈"),
     "bottleneck-is": ("{stage}, bound by {cause}", "{stage}，受限于{cause}"),
     "no-alarms": ("no alarms", "没有告警"),
-    "starting": ("starting", "启动中"),
-    "running": ("running", "进行中"),
-    "completed": ("completed", "已完成"),
-    "failed": ("failed", "失败"),
-    "stopped": ("stopped", "已停止"),
-    "died": ("stopped without ending", "未正常结束即停止"),
-    "refused": ("refused before starting", "启动前被拒绝"),
-    "imported": ("imported", "导入"),
 }
-"""Texts of the panel; figures by the metric that they show, states by their name."""
+"""Texts of the panel; figures by the metric that they show. How the run stands is telemetry's to say."""
 
 
 def say(texts: dict[str, tuple[str, str]], key: str, lang: Lang, **values: object) -> str:

@@ -34,17 +34,6 @@ from paceline.report.tiles import tiles
 from paceline.report.words import Words
 from paceline.telemetry.roofline import Roofline, roofline_of, run_ceilings
 
-_STATUSES = (
-    "completed",
-    "failed",
-    "stopped",
-    "imported",
-    "running",
-    "starting",
-    "refused",
-    "died",
-    "unknown",
-)
 _STATUS_CLASSES = {"completed": "good", "failed": "bad", "died": "bad", "refused": "bad"}
 
 
@@ -56,7 +45,7 @@ def build_page(run: RunData, words: Words) -> Page:
     return Page(
         kind=words("page.kind"),
         title=figures["run"],
-        status=words(f"status.{status}") if status in _STATUSES else status,
+        status=words.status(status),
         status_class=_STATUS_CLASSES.get(status, "other"),
         facts=facts_of(run, figures, words),
         sentences=[

@@ -20,6 +20,18 @@ RECORD_VERSION = 1
 
 Outcome = Literal["", "refused", "failed", "ended"]
 
+STATUS_TEXTS: dict[str, tuple[str, str]] = {
+    "starting": ("starting", "启动中"),
+    "running": ("running", "进行中"),
+    "completed": ("completed", "已完成"),
+    "failed": ("failed", "失败"),
+    "stopped": ("stopped", "已停止"),
+    "died": ("stopped without ending", "未正常结束即停止"),
+    "refused": ("refused before starting", "启动前被拒绝"),
+    "imported": ("imported", "导入"),
+}
+"""How a run stands (`run_status`), as people read it in English and in Chinese."""
+
 _START_TOLERANCE_S = 60.0
 """A process that began this much later than the recorded one has its id by chance; a clock may be set by less."""
 

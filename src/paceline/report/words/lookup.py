@@ -57,6 +57,10 @@ class Words:
         """A stage as people call it; one that is not known stays as the records have it."""
         return texts(self.lang)["stages"].get(name, name)
 
+    def status(self, name: str) -> str:
+        """How a run stands; what is not known stays as the records have it."""
+        return self(f"status.{name}") if f"status.{name}" in TEXTS else name
+
     def meaning(self, stage: str) -> str:
         """What a stage does; empty for one that is not known here."""
         return self(f"meaning.{stage}") if f"meaning.{stage}" in TEXTS else ""

@@ -1,5 +1,7 @@
 """Headings, labels and fixed lines of the page."""
 
+from paceline.telemetry.run_process import STATUS_TEXTS
+
 TEXTS: dict[str, tuple[str, str]] = {
     "page.language": ("en", "zh-CN"),
     "page.kind": ("run report", "运行报告"),
@@ -23,14 +25,7 @@ TEXTS: dict[str, tuple[str, str]] = {
         "Old log-probs: {source} ({reason}).",
         "旧策略对数概率的来源：{source}（{reason}）。",
     ),
-    "status.completed": ("completed", "已完成"),
-    "status.failed": ("failed", "失败"),
-    "status.stopped": ("stopped", "已停止"),
-    "status.imported": ("imported", "导入"),
-    "status.running": ("running", "进行中"),
-    "status.starting": ("starting", "启动中"),
-    "status.refused": ("refused before starting", "启动前被拒绝"),
-    "status.died": ("stopped without ending", "未正常结束即停止"),
+    **{f"status.{status}": text for status, text in STATUS_TEXTS.items()},
     "status.unknown": ("no summary", "无摘要"),
     "fact.model": ("Model", "模型"),
     "fact.task": ("Task", "任务"),
