@@ -2,6 +2,7 @@
 
 import http.client
 import json
+import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -13,8 +14,9 @@ from tiny_models import tiny_model
 from tiny_tokenizer import make_tokenizer
 
 from paceline.data.seeds import child_seed
-from paceline.rollout import NativeEngine, RolloutRequest, SamplingParams
+from paceline.rollout import NativeEngine, PagedEngine, RolloutRequest, SamplingParams
 from paceline.rollout.native.engine import EngineLimits
+from paceline.rollout.native.paged import PagedLimits
 from paceline.serve.app import ServeApp, ServedModel
 from paceline.serve.engine_loop import EngineLoop
 from paceline.serve.guard import ServeLimits
@@ -29,7 +31,7 @@ HELLO = [{"role": "user", "content": "hi"}]
 @dataclass
 class Served:
     url: str
-    engine: NativeEngine
+    engine: NativeEngine | PagedEngine
     app: ServeApp
     tokenizer: object
 
@@ -50,18 +52,38 @@ class Served:
         while self.engine.has_work or self.app._loop.num_active or self.app.counters.in_flight:
             assert time.monotonic() < deadline, "a request left a slot behind"
             time.sleep(0.01)
-        assert self.engine.num_running == 0 and not self.engine._submissions
+        assert self.num_held == 0
+
+    def wait_until_in_flight(self, num_choices: int) -> None:
+        """The server has heard of every choice asked for, and of every client that left."""
+        deadline = time.monotonic() + 30
+        while self.app.counters.in_flight != num_choices:
+            assert time.monotonic() < deadline, f"{self.app.counters.in_flight} choices are in flight"
+            time.sleep(0.01)
+
+    @property
+    def num_held(self) -> int:
+        """Pages of the KV cache that somebody refers to; slots, and requests that wait for one, without pages."""
+        engine = self.engine
+        if isinstance(engine, PagedEngine):
+            return engine.num_held_pages + engine.num_running
+        return engine.num_running + len(engine._submissions)
 
 
-def small_engine() -> tuple[NativeEngine, ServedModel]:
+def small_engine(cache: str = "slots") -> tuple[NativeEngine | PagedEngine, ServedModel]:
     tokenizer = make_tokenizer()
-    engine = NativeEngine(tiny_model(vocab_size=len(tokenizer)), tokenizer, EngineLimits(8, 256), Ledger())
+    model = tiny_model(vocab_size=len(tokenizer))
+    engine: NativeEngine | PagedEngine
+    if cache == "slots":
+        engine = NativeEngine(model, tokenizer, EngineLimits(8, 256), Ledger())
+    else:  # as on a GPU: a round is under way while the one before is read
+        engine = PagedEngine(model, tokenizer, PagedLimits(8, 256, page_tokens=4, overlap=True), Ledger())
     return engine, ServedModel("tiny", tokenizer, frozenset({tokenizer.eos_token_id}), CONTEXT)
 
 
-@pytest.fixture(scope="module")
-def served() -> Iterator[Served]:
-    engine, model = small_engine()
+@pytest.fixture(scope="module", params=["slots", "paged"])
+def served(request) -> Iterator[Served]:
+    engine, model = small_engine(request.param)
     loop = EngineLoop(engine)
     limits = ServeLimits(max_body_bytes=20_000, max_new_tokens=120, max_in_flight=16)
     app = ServeApp(loop, model, limits)
@@ -99,7 +121,7 @@ def test_a_seed_gives_the_same_tokens_again_and_they_are_the_engines(served):
     assert first.token_ids == second.token_ids
     served.wait_until_empty()
     prompt = Prompt("p", tuple(served.tokenizer("hello")["input_ids"]), "")
-    engine, _ = small_engine()
+    engine, _ = small_engine("paged" if isinstance(served.engine, PagedEngine) else "slots")
     request = RolloutRequest(prompt, (child_seed(11, "serve", 0, 0),), 8)
     ((alone,),) = engine.generate([request], SamplingParams(1.0, frozenset(), ignore_stop=True))
     assert tuple(first.token_ids) == alone.token_ids
@@ -196,15 +218,21 @@ WRONG = {
 
 
 @pytest.mark.parametrize("name", WRONG)
-def test_a_wrong_request_gets_its_status_in_openais_shape_and_leaves_nothing(served, name):
+def test_a_wrong_request_gets_its_status_in_openais_shape_and_never_reaches_the_engine(served, name):
     body, status, code = WRONG[name]
-    found, answer, _ = served.post("/v1/chat/completions", body)
-    assert (found, answer["error"]["code"]) == (status, code), answer
-    assert set(answer["error"]) == {"message", "type", "param", "code"} and answer["error"]["message"]
     served.wait_until_empty()
+    before = served.app._loop.counts.num_requests
+    # asked for as a stream, it is no stream
+    for asked in [body, {**body, "stream": True}] if isinstance(body, dict) else [body]:
+        found, answer, _ = served.post("/v1/chat/completions", asked)
+        assert (found, answer["error"]["code"]) == (status, code), answer
+        assert set(answer["error"]) == {"message", "type", "param", "code"} and answer["error"]["message"]
+    served.wait_until_empty()
+    assert served.app._loop.counts.num_requests == before
 
 
 def test_wrong_completions_unknown_paths_and_methods_have_the_same_shape(served):
+    before = served.app._loop.counts.num_requests
     for body, code in (
         ({"model": "tiny", "prompt": [999_999]}, "invalid_value"),
         ({"model": "tiny", "prompt": [[1, -1]]}, "invalid_value"),
@@ -217,6 +245,8 @@ def test_wrong_completions_unknown_paths_and_methods_have_the_same_shape(served)
     assert served.post("/v1/models", {})[0] == 405
     status, answer, _ = served.post("/v1/chat/completions", CHAT, **{"content-type": "text/plain"})
     assert status == 415 and answer["error"]["type"] == "invalid_request_error"
+    served.wait_until_empty()
+    assert served.app._loop.counts.num_requests == before
 
 
 def test_the_official_client_raises_its_own_errors(served):
@@ -234,35 +264,99 @@ def test_a_body_that_lies_about_its_length_is_cut_off_at_the_limit(served):
         "POST", "/v1/chat/completions", chunks, {"content-type": "application/json"}, encode_chunked=True
     )
     assert connection.getresponse().status == 413
+    served.wait_until_empty()
+
+
+class Gate:
+    """In the place of an engine's `step`: nothing runs until the engine has `num_requests`, then so many rounds, and
+    no more until the gate is opened. What happens meanwhile happens in the middle of every one of them."""
+
+    def __init__(self, served: Served, num_requests: int, num_rounds: int) -> None:
+        self._loop, self._step = served.app._loop, served.engine.step
+        self._num_requests, self._num_rounds = num_requests, num_rounds
+        self.reached, self.opened = threading.Event(), threading.Event()
+
+    def __call__(self):
+        if not self.reached.is_set():
+            if self._loop.num_active < self._num_requests:
+                time.sleep(0.001)
+                return []
+            if self._num_rounds > 0:
+                self._num_rounds -= 1
+                return self._step()
+            self.reached.set()
+        assert self.opened.wait(60)
+        return self._step()
 
 
 @pytest.mark.parametrize("stream", [True, False])
-def test_a_client_that_leaves_frees_its_slots(served, stream):
-    before = served.app._loop.counts.num_cancelled
+def test_a_client_that_leaves_frees_its_slots(served, stream, monkeypatch):
+    """It leaves in the middle, for certain: the engine stands still until the server has noticed."""
+    counts = served.app._loop.counts
     body = {**CHAT, "max_tokens": 100, "ignore_eos": True, "n": 4, "stream": stream, "stop": "\x00"}
     for _ in range(3):
-        connection = http.client.HTTPConnection(urlsplit(served.url).netloc, timeout=60)
-        connection.request(
-            "POST", "/v1/chat/completions", json.dumps(body), {"content-type": "application/json"}
-        )
-        if stream:
-            connection.getresponse().readline()
-        else:
-            time.sleep(0.02)
-        connection.sock.close() if connection.sock else None
-        connection.close()
-    served.wait_until_empty()
-    if stream:
-        assert served.app._loop.counts.num_cancelled > before
+        before = counts.num_cancelled, counts.num_finished_samples
+        gate = Gate(served, num_requests=4, num_rounds=3)  # a stop text makes a request of every choice
+        monkeypatch.setattr(served.engine, "step", gate)
+        try:
+            connection = http.client.HTTPConnection(urlsplit(served.url).netloc, timeout=60)
+            connection.request(
+                "POST", "/v1/chat/completions", json.dumps(body), {"content-type": "application/json"}
+            )
+            if stream:
+                connection.getresponse().readline()
+            assert gate.reached.wait(60) and served.num_held >= 4
+            connection.sock.close() if connection.sock else None
+            connection.close()
+            served.wait_until_in_flight(0)
+        finally:
+            gate.opened.set()
+            monkeypatch.undo()
+        served.wait_until_empty()
+        assert (counts.num_cancelled, counts.num_finished_samples) == (before[0] + 4, before[1])
 
 
-def test_a_stream_that_is_closed_early_by_the_client_is_cancelled(served):
-    stream = served.client.chat.completions.create(
-        model="tiny", messages=HELLO, max_tokens=100, stream=True, extra_body={"ignore_eos": True}
-    )
-    next(iter(stream))
-    stream.close()
+def test_a_stream_that_is_closed_early_by_the_client_is_cancelled(served, monkeypatch):
+    counts = served.app._loop.counts
+    before = counts.num_cancelled, counts.num_finished_samples
+    gate = Gate(served, num_requests=1, num_rounds=5)
+    with monkeypatch.context() as patch:
+        patch.setattr(served.engine, "step", gate)
+        try:
+            stream = served.client.chat.completions.create(
+                model="tiny", messages=HELLO, max_tokens=100, stream=True, extra_body={"ignore_eos": True}
+            )
+            next(iter(stream))
+            assert gate.reached.wait(60) and served.num_held > 0
+            stream.close()
+            served.wait_until_in_flight(0)
+        finally:
+            gate.opened.set()
+        served.wait_until_empty()
+    assert (counts.num_cancelled, counts.num_finished_samples) == (before[0] + 1, before[1])
+
+
+def test_a_client_that_leaves_before_the_engine_has_heard_of_it_costs_nothing(served, monkeypatch):
+    counts = served.app._loop.counts
+    before = counts.num_requests, counts.num_finished_samples
+    gate = Gate(served, num_requests=1, num_rounds=2)
+    body = json.dumps({**CHAT, "ignore_eos": True})
+    netloc, json_type = urlsplit(served.url).netloc, {"content-type": "application/json"}
+    with monkeypatch.context() as patch:
+        patch.setattr(served.engine, "step", gate)
+        try:
+            stays, leaves = (http.client.HTTPConnection(netloc, timeout=60) for _ in range(2))
+            stays.request("POST", "/v1/chat/completions", body, json_type)
+            assert gate.reached.wait(60)
+            leaves.request("POST", "/v1/chat/completions", body, json_type)
+            served.wait_until_in_flight(2)
+            leaves.close()
+            served.wait_until_in_flight(1)
+        finally:
+            gate.opened.set()
+        assert stays.getresponse().status == 200
     served.wait_until_empty()
+    assert (counts.num_requests, counts.num_finished_samples) == (before[0] + 1, before[1] + 1)
 
 
 def test_an_engine_that_fails_says_so_and_serves_the_next_request(served, monkeypatch):
@@ -270,15 +364,17 @@ def test_an_engine_that_fails_says_so_and_serves_the_next_request(served, monkey
         raise ArithmeticError("planted")
 
     with monkeypatch.context() as patch:
-        patch.setattr("paceline.rollout.native.engine.scaled_logits", fail)
+        for engine in ("native.engine", "native.paged.runner"):
+            patch.setattr(f"paceline.rollout.{engine}.scaled_logits", fail)
         status, answer, _ = served.post("/v1/chat/completions", CHAT)
         assert status == 500 and "planted" in answer["error"]["message"]
     served.wait_until_empty()
     assert served.post("/v1/chat/completions", CHAT)[0] == 200
 
 
-def test_a_key_is_required_where_there_is_one_and_requests_are_limited():
-    engine, model = small_engine()
+@pytest.mark.parametrize("cache", ["slots", "paged"])
+def test_a_key_is_required_where_there_is_one_and_requests_are_limited(cache):
+    engine, model = small_engine(cache)
     loop = EngineLoop(engine)
     app = ServeApp(loop, model, ServeLimits(requests_per_minute=1), api_key="s3cret")
     with engine_thread(loop, engine._ledger), http_thread(app) as url:
@@ -286,11 +382,15 @@ def test_a_key_is_required_where_there_is_one_and_requests_are_limited():
         for header in ({}, {"authorization": "Bearer wrong"}, {"authorization": "s3cret"}):
             status, answer, _ = served.post("/v1/chat/completions", CHAT, **header)
             assert (status, answer["error"]["code"]) == (401, "invalid_api_key")
+        served.wait_until_empty()
+        assert loop.counts.num_requests == 0
         key = {"authorization": "Bearer s3cret"}
         assert served.post("/v1/chat/completions", CHAT, **key)[0] == 200
         status, answer, headers = served.post("/v1/chat/completions", CHAT, **key)
         assert (status, answer["error"]["code"]) == (429, "rate_limit_exceeded")
         assert 1 <= int(headers["retry-after"]) <= 60
+        served.wait_until_empty()
+        assert loop.counts.num_requests == 1
 
 
 def test_without_a_key_only_this_machines_names_are_answered(served):
