@@ -79,6 +79,7 @@ def test_a_wrong_prompt_key_names_file_line_columns_and_the_nearest(tmp_path):
         (b"\xff\xfe", "is not JSON"),
         (b'["x"]', "must be a JSON object, is a list"),
         (b'{"prompt": " "}', "is empty"),
+        (b'{"prompt": null}', "is null"),
         (b'{"prompt": 3}', "must be text or a list of chat messages, is int"),
         (b'{"prompt": []}', "must be text or a list of chat messages"),
         (b'{"prompt": [{"from": "human", "value": "x"}]}', "text `role` and a text `content`"),

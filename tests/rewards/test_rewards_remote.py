@@ -151,7 +151,7 @@ def test_an_answer_that_cannot_be_read_is_an_error_for_its_samples(answer: Any, 
 
 
 def test_one_sample_without_a_number_leaves_the_others_their_scores() -> None:
-    answer = b'{"scores": [0, null, "1", true, NaN, 1e999, 0.5], "messages": ["", "no verdict", "", "", "", "", ""]}'
+    answer = b'{"scores": [0, null, "1", true, NaN, -1e39, 0.5], "messages": ["", "no verdict", "", "", "", "", ""]}'
     with serving(lambda body: (200, answer)) as service:
         verdicts, _ = scored(service.url, jobs(7))
     assert [verdict.score for verdict in verdicts] == [0.0, None, None, None, None, None, 0.5]

@@ -138,6 +138,8 @@ def lookup(row: Mapping[str, Any], key: str) -> Any:
 def _required(row: Mapping[str, Any], key: str, where: str) -> Any:
     value = lookup(row, key)
     if value is None:
+        if key in row:
+            raise ConfigError("task.prompt_key", key, f"the prompt in {where} is null")
         close = difflib.get_close_matches(key, row, n=1) or list(row)[:1]
         rule = f"{where} has no such column; it has {', '.join(row) or 'none'}"
         raise ConfigError("task.prompt_key", key, rule, close[0] if close else None)

@@ -8,11 +8,9 @@ Neither is ever a score.
 import contextlib
 import http.client
 import json
-import math
 import os
 import socket
 import ssl
-import sys
 import threading
 import time
 from collections import Counter
@@ -24,6 +22,7 @@ from paceline.config.errors import ConfigError
 from paceline.config.reward_schema import RemoteSource
 from paceline.rewards.pool import PendingScore, RewardPoolError
 from paceline.types import RewardJob, Verdict
+from paceline.types.rewards import LARGEST_SCORE
 
 MAX_ANSWER_BYTES = 1 << 24
 _SHOWN_ANSWER = 200
@@ -261,8 +260,9 @@ def _score(score: object, message: object) -> tuple[float | None, str]:
         return None, str(message or "the service gave no score and no reason")
     if isinstance(score, bool) or not isinstance(score, int | float):
         return None, f"the service gave {score!r}, not a number"
-    value = float(score) if abs(score) < sys.float_info.max else math.inf
-    return (value, "") if math.isfinite(value) else (None, "the service gave a score that is not finite")
+    if not abs(score) <= LARGEST_SCORE:
+        return None, "the service gave a score that is not finite, or beyond what float32 holds"
+    return float(score), ""
 
 
 def _cut(connected: socket.socket) -> None:

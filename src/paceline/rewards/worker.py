@@ -28,6 +28,7 @@ from paceline.config.errors import ConfigError
 from paceline.rewards.channel import MessageReader, encode
 from paceline.rewards.functions import RewardFunction, resolve
 from paceline.types import RewardJob, RewardSpec, Verdict
+from paceline.types.rewards import LARGEST_SCORE
 
 TextFunction: TypeAlias = Callable[[RewardJob], str]
 
@@ -111,6 +112,8 @@ def _objection(score: Any) -> str:
         return f"the reward returned {score!r} of type {type(score).__name__}, not a number"
     if not math.isfinite(score):
         return f"the reward returned {score!r}, which is not finite"
+    if abs(score) > LARGEST_SCORE:
+        return f"the reward returned {score!r}, which is beyond what float32 holds ({LARGEST_SCORE:.2g})"
     return ""
 
 

@@ -6,6 +6,9 @@ from typing import Any, Protocol
 
 from paceline.types.records import Verdict
 
+LARGEST_SCORE = 3.4028234e38
+"""A score's magnitude is at most this: advantages and returns are float32, and their squares must be numbers too."""
+
 
 @dataclass(frozen=True, slots=True)
 class RewardSpec:
