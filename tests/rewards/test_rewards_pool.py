@@ -73,7 +73,13 @@ def test_a_raise_is_an_error_with_type_message_and_place_and_never_a_zero(pool):
 
 @pytest.mark.parametrize(
     ("completion", "what"),
-    [("none", "NoneType"), ("text", "'1.0' of type str"), ("nan", "nan"), ("inf", "inf"), ("-4e38", "float32")],
+    [
+        ("none", "NoneType"),
+        ("text", "'1.0' of type str"),
+        ("nan", "nan"),
+        ("inf", "inf"),
+        ("-4e38", "float32"),
+    ],
 )
 def test_anything_but_a_finite_number_is_an_error_that_shows_it(pool, completion, what):
     (verdict,) = pool.score(jobs(completion))

@@ -1,7 +1,10 @@
 """Who writes a run's folder, and what a start that came to nothing leaves there."""
 
+import fcntl
+import os
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -11,13 +14,13 @@ import pytest
 from tiny_runs import tiny_sections
 
 from paceline import train
-from paceline.config import ConfigError
+from paceline.config import ConfigError, load_config
 from paceline.files import write_whole
 from paceline.monitor.alarms import alarms_of
 from paceline.monitor.following import follow
 from paceline.report import report_figures
 from paceline.schedules import run_folder
-from paceline.schedules.run_folder import RunFolder
+from paceline.schedules.run_folder import RunFolder, open_run_folder
 from paceline.schedules.training import NothingTrainedError
 from paceline.telemetry.run_process import RunProcess, read_process, this_process, write_process
 
@@ -98,3 +101,37 @@ def test_a_run_fails_with_its_own_error_where_its_summary_cannot_be_written(
     assert raised.value.__notes__ == ["summary.json could not say so: [Errno 28] No space left on device"]
     process = read_process(tmp_path / "runs" / "r")
     assert process is not None and process.outcome == "failed"
+
+
+def test_of_two_starts_at_the_same_instant_the_second_is_refused(tmp_path: Path, other_process: int) -> None:
+    config = load_config(None, sections=tiny_sections(tmp_path))
+    run_dir = tmp_path / "runs" / "r"
+    run_dir.mkdir(parents=True)
+    found: list[object] = []
+
+    def start() -> None:
+        try:
+            found.append(open_run_folder(config))
+        except ConfigError as error:
+            found.append(str(error))
+
+    second = threading.Thread(target=start)
+    first = os.open(run_dir, os.O_RDONLY)  # the other start is looking at the folder
+    fcntl.flock(first, fcntl.LOCK_EX)
+    second.start()
+    second.join(0.5)
+    began = psutil.Process(other_process).create_time()
+    write_process(run_dir, replace(this_process(), pid=other_process, started_unix_s=began))
+    os.close(first)
+    second.join()
+    assert f"process {other_process} is writing" in str(found[0])
+
+
+def test_a_folder_is_a_start_s_own_as_soon_as_it_is_opened(tmp_path: Path) -> None:
+    config = load_config(None, sections=tiny_sections(tmp_path))
+    folder = open_run_folder(config)
+    assert read_process(folder.path) == this_process()
+    nowhere = {**tiny_sections(tmp_path)["run"], "name": "nowhere", "resume": "must"}
+    with pytest.raises(ConfigError, match="holds no run to resume"):
+        open_run_folder(load_config(None, sections=tiny_sections(tmp_path, run=nowhere)))
+    assert not (tmp_path / "runs" / "nowhere").exists()

@@ -1,9 +1,10 @@
 """A run's folder: what is written where, and who may write into it."""
 
+import fcntl
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -141,6 +142,32 @@ def open_run_folder(config: Config) -> RunFolder:
             process writes into it.
     """
     path = Path(config.run.dir) / config.run.name
+    if config.run.resume == "must" and not path.exists():
+        raise _nothing_to_resume(path)
+    path.mkdir(parents=True, exist_ok=True)
+    with _one_at_a_time(path):
+        folder = _opened(config, path)
+        write_process(path, this_process())
+    return folder
+
+
+@contextmanager
+def _one_at_a_time(path: Path) -> Iterator[None]:
+    """Two starts at the same instant: the second looks at the folder when the first has said that it is its own."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        with suppress(OSError):  # a file system without locks: the window is there, and small
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _nothing_to_resume(path: Path) -> ConfigError:
+    return ConfigError("run.resume", "must", f"{path} holds no run to resume", "auto")
+
+
+def _opened(config: Config, path: Path) -> RunFolder:
     before = read_process(path)
     if before is not None and before.is_gone is False and before.pid != os.getpid():
         rule = f"process {before.pid} is writing {path}: stop it, or give this run another name"
@@ -150,8 +177,7 @@ def open_run_folder(config: Config) -> RunFolder:
     if holds_run and config.run.resume == "never":
         raise ConfigError("run.name", config.run.name, f"{path} already holds a run", f"{config.run.name}-2")
     if not holds_run and config.run.resume == "must":
-        raise ConfigError("run.resume", "must", f"{path} holds no run to resume", "auto")
-    path.mkdir(parents=True, exist_ok=True)
+        raise _nothing_to_resume(path)
     text = dump_config(config)
     if holds_run:
         return RunFolder(path, resumes=True, new_config=text)
