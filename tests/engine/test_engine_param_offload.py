@@ -44,6 +44,17 @@ def test_parameters_that_share_a_storage_come_back_whole():
     assert joint.untyped_storage().nbytes() == 0
 
 
+def test_weights_that_are_a_mapped_file_are_parked_too(tmp_path):
+    path = tmp_path / "weights"
+    torch.arange(4.0).numpy().tofile(path)
+    module = nn.Module()
+    module.mapped = nn.Parameter(torch.from_file(str(path), shared=False, size=4), requires_grad=False)
+    parked = ParkedWeights(module)
+    assert module.mapped.untyped_storage().nbytes() == 0
+    with parked.here():
+        assert module.mapped.tolist() == [0.0, 1.0, 2.0, 3.0]
+
+
 def test_trained_weights_are_not_parked():
     with pytest.raises(ValueError, match="the optimiser holds them"):
         ParkedWeights(nn.Linear(2, 2))

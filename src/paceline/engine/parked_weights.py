@@ -19,6 +19,9 @@ class ParkedWeights:
         parameters = dict(module.named_parameters())
         if any(parameter.requires_grad for parameter in parameters.values()):
             raise ValueError("weights that are trained cannot be parked: the optimiser holds them")
+        for parameter in parameters.values():
+            if not local_part(parameter).untyped_storage().resizable():  # a file mapped into a CPU's memory
+                parameter.data = parameter.data.clone()
         self._parts = {name: local_part(parameter.detach()) for name, parameter in parameters.items()}
         self._store = HostStorage(next(iter(self._parts.values())).device)
         self._store.put_away(self._parts)

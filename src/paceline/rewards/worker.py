@@ -112,7 +112,7 @@ def _objection(score: Any) -> str:
         return f"the reward returned {score!r} of type {type(score).__name__}, not a number"
     if not math.isfinite(score):
         return f"the reward returned {score!r}, which is not finite"
-    if abs(score) > LARGEST_SCORE:
+    if abs(float(score)) > LARGEST_SCORE:
         return f"the reward returned {score!r}, which is beyond what float32 holds ({LARGEST_SCORE:.2g})"
     return ""
 
