@@ -28,7 +28,7 @@ from paceline.rollout.router.state import (
     OpenReplica,
     OpenSamples,
     RouterSettings,
-    Waiting,
+    SampleKey,
     distance,
 )
 from paceline.sync.fingerprint import fingerprint
@@ -49,8 +49,7 @@ class ReplicaRouter:
         self._news = threading.Event()
         self._balancer = Balancer(settings.affinity_margin, settings.max_queued)
         self._open: dict[int, OpenSamples] = {}
-        self._queue: deque[Waiting] = deque()
-        self._aborted: list[SampleEvent] = []
+        self._queue: deque[SampleKey] = deque()
         self._next_id = self._num_restarts = 0
         self._counts: Counter[str] = Counter()
         self._stats = RolloutStats()
@@ -95,7 +94,7 @@ class ReplicaRouter:
         request_id, self._next_id = self._next_id, self._next_id + 1
         indices = range(len(request.seeds))
         self._open[request_id] = OpenSamples(request, params, set(indices))
-        self._queue.extend(Waiting(request_id, index) for index in indices)
+        self._queue.extend(SampleKey(request_id, index) for index in indices)
         return request_id
 
     def step(self, timeout_s: float = _STEP_WAIT_S) -> list[SampleEvent]:
@@ -104,7 +103,7 @@ class ReplicaRouter:
         Raises:
             ReplicaDiedError: a replica died and none is left; the message names it, the stage and the cause.
         """
-        events = self._take_aborted()
+        events: list[SampleEvent] = []
         self._adopt_started()
         self._hand_out()
         until = time.monotonic() + timeout_s
@@ -120,62 +119,59 @@ class ReplicaRouter:
         self._hand_out()
         return events
 
-    def _take_aborted(self) -> list[SampleEvent]:
-        events, self._aborted = self._aborted, []
-        return events
-
     # --- handing out ---
 
     def _hand_out(self) -> None:
         """Takes samples from the head of the queue while replicas have room, then sends them, group by group."""
         now = time.monotonic()
         full = frozenset(name for name, held in self._held.items() if held.refused_until > now)
-        parts: dict[tuple[str, int], list[int]] = {}
+        parts: dict[tuple[str, int], list[SampleKey]] = {}
         while self._queue:
             first = self._queue[0]
             prompt = self._open[first.request_id].request.prompt.token_ids
             name = self._balancer.acquire(prompt, full)
             if name is None:
                 break
-            self._queue.popleft()
-            parts.setdefault((name, first.request_id), []).append(first.index)
-        for (name, request_id), indices in parts.items():
-            self._send(name, request_id, tuple(indices))
+            parts.setdefault((name, first.request_id), []).append(self._queue.popleft())
+        for (name, request_id), samples in parts.items():
+            self._send(name, request_id, tuple(samples))
 
-    def _send(self, name: str, request_id: int, indices: tuple[int, ...]) -> None:
+    def _send(self, name: str, request_id: int, samples: tuple[SampleKey, ...]) -> None:
+        """Gives a replica samples of one request, as a request of its own."""
         held = self._held.get(name)
         if held is None:  # it died while this was being handed out
-            self._requeue([(request_id, index) for index in indices])
+            self._requeue(samples)
             return
         opened = self._open[request_id]
         request = opened.request
         part = replace(
             request,
-            seeds=tuple(request.seeds[index] for index in indices),
-            prefixes=tuple(request.prefixes[index] for index in indices) if request.prefixes else (),
+            seeds=tuple(request.seeds[sample.sample_index] for sample in samples),
+            prefixes=tuple(request.prefixes[sample.sample_index] for sample in samples)
+            if request.prefixes
+            else (),
         )
-        samples = {(request_id, index) for index in indices}
-        held.pending |= samples
+        held.pending.update(samples)
         try:
-            local = held.replica.submit(part, opened.params)
+            local_id = held.replica.submit(part, opened.params)
         except ReplicaRefusedError:
-            held.pending -= samples
+            held.pending.difference_update(samples)
             held.refused_until = time.monotonic() + _REFUSAL_PAUSE_S
-            for _ in indices:
+            for _ in samples:
                 self._balancer.release(name)
             self._requeue(sorted(samples))
         except ReplicaDiedError as error:
             self._bury(name, error)
         else:
-            held.requests[local] = (request_id, indices)
+            held.requests[local_id] = samples
 
-    def _requeue(self, samples: Iterable[tuple[int, int]]) -> None:
-        waiting = [
-            Waiting(request_id, index)
-            for request_id, index in samples
-            if request_id in self._open and index in self._open[request_id].open
-        ]
-        self._queue.extendleft(reversed(waiting))
+    def _requeue(self, samples: Sequence[SampleKey]) -> None:
+        """Puts those that have not ended back at the head of the queue, in their order."""
+        self._queue.extendleft(sample for sample in reversed(samples) if self._is_open(sample))
+
+    def _is_open(self, sample: SampleKey) -> bool:
+        opened = self._open.get(sample.request_id)
+        return opened is not None and sample.sample_index in opened.open
 
     # --- what comes back ---
 
@@ -186,28 +182,31 @@ class ReplicaRouter:
         except ReplicaDiedError as error:
             self._bury(name, error)
             return []
-        return [event for one in news if (event := self._own(name, held, one)) is not None]
+        return self._own_events(name, held, news)
 
-    def _own(self, name: str, held: HeldReplica, event: SampleEvent) -> SampleEvent | None:
-        """A replica's event under our own request id and sample index."""
-        request_id, indices = held.requests[event.request_id]
-        index = indices[event.sample_index]
-        opened = self._open.get(request_id)
-        if opened is None or index not in opened.open:
-            return None
-        finished = None
-        if event.finished is not None:
-            finished = replace(event.finished, sample_index=index)
-            self._close_sample(name, held, request_id, index)
-        return replace(event, request_id=request_id, sample_index=index, finished=finished)
+    def _own_events(self, name: str, held: HeldReplica, news: Iterable[SampleEvent]) -> list[SampleEvent]:
+        """A replica's events under our own request ids and sample indices; those of samples that have ended are not
+        looked at."""
+        events: list[SampleEvent] = []
+        for event in news:
+            sample = held.requests[event.request_id][event.sample_index]
+            if not self._is_open(sample):
+                continue
+            request_id, index = sample
+            finished = None
+            if event.finished is not None:
+                finished = replace(event.finished, sample_index=index)
+                self._close_sample(name, held, sample)
+            events.append(replace(event, request_id=request_id, sample_index=index, finished=finished))
+        return events
 
-    def _close_sample(self, name: str, held: HeldReplica, request_id: int, index: int) -> None:
-        held.pending.discard((request_id, index))
+    def _close_sample(self, name: str, held: HeldReplica, sample: SampleKey) -> None:
+        held.pending.discard(sample)
         self._balancer.release(name)
-        opened = self._open[request_id]
-        opened.open.discard(index)
+        opened = self._open[sample.request_id]
+        opened.open.discard(sample.sample_index)
         if not opened.open:
-            del self._open[request_id]
+            del self._open[sample.request_id]
 
     # --- death and return ---
 
@@ -260,21 +259,21 @@ class ReplicaRouter:
         if opened is None:
             return []
         events: list[SampleEvent] = []
-        waiting = [one for one in self._queue if one.request_id == request_id]
-        self._queue = deque(one for one in self._queue if one.request_id != request_id)
-        for one in waiting:
-            events.append(SampleEvent(request_id, one.index, (), (), self._unborn(opened.request, one.index)))
-            opened.open.discard(one.index)
+        waiting = [sample.sample_index for sample in self._queue if sample.request_id == request_id]
+        self._queue = deque(sample for sample in self._queue if sample.request_id != request_id)
+        for index in waiting:
+            events.append(SampleEvent(request_id, index, (), (), self._unborn(opened.request, index)))
+            opened.open.discard(index)
         for name, held in list(self._held.items()):
-            for local, (owner, _) in list(held.requests.items()):
-                if owner != request_id:
+            for local_id, samples in list(held.requests.items()):
+                if samples[0].request_id != request_id:
                     continue
                 try:
-                    news = held.replica.abort(local)
+                    news = held.replica.abort(local_id)
                 except ReplicaDiedError as error:
                     self._bury(name, error)
                     break
-                events += [event for one in news if (event := self._own(name, held, one)) is not None]
+                events += self._own_events(name, held, news)
         if request_id in self._open and not opened.open:
             del self._open[request_id]
         if request_id in self._open:  # on a replica that died just now: nothing of it is left
@@ -282,19 +281,20 @@ class ReplicaRouter:
         return events
 
     def _unborn(self, request: RolloutRequest, index: int) -> Sample:
+        """A sample that was aborted before any replica had it: its prefix, or nothing."""
         prefix = request.prefixes[index] if request.prefixes else None
         if prefix is not None:
             return replace(prefix, sample_index=index, finish_reason="abort")
         return Sample(
-            request.prompt.prompt_id,
-            index,
-            (),
-            (),
-            (),
-            "abort",
-            self.weight_version,
-            request.seeds[index],
-            "",
+            prompt_id=request.prompt.prompt_id,
+            sample_index=index,
+            token_ids=(),
+            logprobs=(),
+            loss_mask=(),
+            finish_reason="abort",
+            weight_version=self.weight_version,
+            seed=request.seeds[index],
+            text="",
         )
 
     def generate(
@@ -302,13 +302,13 @@ class ReplicaRouter:
     ) -> list[tuple[Sample, ...]]:
         """See `RolloutEngine.generate`."""
         counted: dict[str, Replica] = {}
-        for name, replica_ in self.replicas.items():
+        for name, replica in self.replicas.items():
             try:
-                replica_.begin_stats()
+                replica.begin_stats()
             except ReplicaDiedError as error:
                 self._bury(name, error)
             else:
-                counted[name] = replica_
+                counted[name] = replica
         groups = generate_by_steps(self, requests, params, on_sample)
         self._stats = self._summed(counted, requests, groups)
         self._counts.clear()  # deaths from here on, while loading weights say, belong to the next
@@ -404,12 +404,12 @@ class ReplicaRouter:
 
     def kill(self) -> None:
         """Ends all replicas at once."""
-        for replica_ in (*self.replicas.values(), *self._starting.values()):
-            replica_.kill()
+        for replica in (*self.replicas.values(), *self._starting.values()):
+            replica.kill()
         self._files.close()
 
     def close(self) -> None:
         """Lets all replicas leave."""
-        for replica_ in (*self.replicas.values(), *self._starting.values()):
-            replica_.close()
+        for replica in (*self.replicas.values(), *self._starting.values()):
+            replica.close()
         self._files.close()

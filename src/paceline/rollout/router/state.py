@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from paceline.rollout.protocol import RolloutRequest, SamplingParams
 from paceline.rollout.remote.weight_files import BY_FILE, WeightTransfer
@@ -22,12 +23,11 @@ class RouterSettings:
     transfer: WeightTransfer = BY_FILE
 
 
-@dataclass(slots=True)
-class Waiting:
-    """One sample that no replica has."""
+class SampleKey(NamedTuple):
+    """One sample, by the router's own request id and its index in that request."""
 
     request_id: int
-    index: int
+    sample_index: int
 
 
 @dataclass(slots=True)
@@ -41,11 +41,13 @@ class OpenSamples:
 
 @dataclass(slots=True)
 class HeldReplica:
-    """A replica with the requests it was given: its own request id to ours, and its sample indices to ours."""
+    """A replica, what it was given, and until when it takes nothing more (on the monotonic clock)."""
 
     replica: Replica
-    requests: dict[int, tuple[int, tuple[int, ...]]] = field(default_factory=dict)
-    pending: set[tuple[int, int]] = field(default_factory=set)
+    requests: dict[int, tuple[SampleKey, ...]] = field(default_factory=dict)
+    """Its own request id to the samples of that request, in its order of them; all belong to one request of ours."""
+    pending: set[SampleKey] = field(default_factory=set)
+    """Those that have not ended."""
     refused_until: float = 0.0
 
 
