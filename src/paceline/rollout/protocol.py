@@ -1,7 +1,8 @@
 """What every rollout engine offers: whole batches to the schedules, single rounds to routers and servers."""
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from operator import add, attrgetter
 from typing import Protocol
 
 from torch import Tensor
@@ -66,11 +67,16 @@ class RolloutStats:
     num_drafted_tokens: int = 0
     num_accepted_drafts: int = 0
 
+    def __add__(self, other: "RolloutStats") -> "RolloutStats":
+        return RolloutStats(*map(add, _counts_of(self), _counts_of(other)))
+
     @property
     def mean_running(self) -> float:
         """Samples decoded together, on average over decode steps."""
         return self.num_slot_steps / self.num_decode_steps if self.num_decode_steps else 0.0
 
+
+_counts_of = attrgetter(*(field.name for field in fields(RolloutStats)))
 
 OnSample = Callable[[int, Sample], None]
 """Called with the request's index and the sample, as soon as the sample is finished."""

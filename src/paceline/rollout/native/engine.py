@@ -260,13 +260,10 @@ class NativeEngine:
         self._draw(hidden_RE, row.samples)
 
     def _count_prefill(self, row: PrefillRow, admissions: Sequence[Admission]) -> None:
-        stats = self._stats
-        self._stats = replace(
-            stats,
-            num_prefill_tokens=stats.num_prefill_tokens + len(row.pack.token_ids),
-            num_prompt_tokens=stats.num_prompt_tokens
-            + sum(len(a.submission.request.prompt.token_ids) for a in admissions),
-            flops=stats.flops + forward_flops(self._model.shape, row.lengths, len(row.samples)),
+        self._stats += RolloutStats(
+            num_prefill_tokens=len(row.pack.token_ids),
+            num_prompt_tokens=sum(len(a.submission.request.prompt.token_ids) for a in admissions),
+            flops=forward_flops(self._model.shape, row.lengths, len(row.samples)),
         )
 
     def _decode(self, cache: SlotCache) -> None:
@@ -278,13 +275,11 @@ class NativeEngine:
         hidden_RE = self._model.hidden(input_ids, torch.tensor([positions], device=device), plan)
         for sample in self._running:
             sample.next_position += 1
-        stats = self._stats
-        self._stats = replace(
-            stats,
-            num_decode_steps=stats.num_decode_steps + 1,
-            num_slot_steps=stats.num_slot_steps + len(positions),
-            flops=stats.flops
-            + forward_flops(self._model.shape, [(1, position) for position in positions], len(positions)),
+        lengths = [(1, position) for position in positions]
+        self._stats += RolloutStats(
+            num_decode_steps=1,
+            num_slot_steps=len(positions),
+            flops=forward_flops(self._model.shape, lengths, len(positions)),
         )
         self._draw(hidden_RE, list(self._running))
 
@@ -306,9 +301,7 @@ class NativeEngine:
             self._events.add(sample.request_id, sample.sample_index, token, logprob)
             if reason:
                 ended[id(sample)] = reason
-        self._stats = replace(
-            self._stats, num_generated_tokens=self._stats.num_generated_tokens + len(samples)
-        )
+        self._stats += RolloutStats(num_generated_tokens=len(samples))
         self._retire(ended)
 
     def _sampled(

@@ -13,7 +13,7 @@ import time
 from collections import Counter, deque
 from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
-from dataclasses import fields, replace
+from dataclasses import replace
 
 from torch import Tensor
 
@@ -330,10 +330,7 @@ class ReplicaRouter:
             except ReplicaDiedError as error:  # nothing was left to do: its samples are all here
                 self._bury(name, error)
                 continue
-            total = replace(
-                total,
-                **{f.name: getattr(total, f.name) + getattr(before.stats, f.name) for f in fields(total)},
-            )
+            total += before.stats
         flops = 0.0 if self._flops is None else self._flops(requests, groups)
         tokens = sum(len(sample.token_ids) for group in groups for sample in group)
         return replace(total, num_generated_tokens=tokens, flops=flops, **self._counts)

@@ -244,30 +244,24 @@ class PagedEngine:
         if (decode := planned.decode) is not None:
             with self._ledger.span("rollout", "decode"):
                 self._under_way(self.runner.decode(decode), decode.draw)
-            stats = self._stats
-            self._stats = replace(
-                stats,
-                num_decode_steps=stats.num_decode_steps + 1,
-                num_slot_steps=stats.num_slot_steps + len(decode.positions_R),
-                flops=stats.flops + decode_flops(self._model.shape, decode.positions_R),
+            self._stats += RolloutStats(
+                num_decode_steps=1,
+                num_slot_steps=len(decode.positions_R),
+                flops=decode_flops(self._model.shape, decode.positions_R),
             )
         if (prefill := planned.prefill) is not None:
             with self._ledger.span("rollout", "prefill"):
                 drawn = self.runner.prefill(prefill)
             if drawn is not None:
                 self._under_way(drawn, prefill.draw)
-            stats = self._stats
-            self._stats = replace(
-                stats,
-                num_prefill_tokens=stats.num_prefill_tokens + len(prefill.token_ids_T),
-                num_prompt_tokens=stats.num_prompt_tokens + planned.num_prompt_tokens,
-                flops=stats.flops + prefill_flops(self._model.shape, prefill),
+            self._stats += RolloutStats(
+                num_prefill_tokens=len(prefill.token_ids_T),
+                num_prompt_tokens=planned.num_prompt_tokens,
+                flops=prefill_flops(self._model.shape, prefill),
             )
         counts = self._scheduler.take_counts()
-        self._stats = replace(
-            self._stats,
-            num_preemptions=self._stats.num_preemptions + counts.num_preemptions,
-            num_preempted_tokens=self._stats.num_preempted_tokens + counts.num_preempted_tokens,
+        self._stats += RolloutStats(
+            num_preemptions=counts.num_preemptions, num_preempted_tokens=counts.num_preempted_tokens
         )
 
     def _under_way(self, drawn: Drawn, rows: DrawRows) -> None:
@@ -289,9 +283,7 @@ class PagedEngine:
         slots_R, counts_R = rows.slots_R[lives], rows.counts_R[lives]
         tokens_R, logprobs_R = tokens_R[lives], logprobs_R[lives]
         self._scheduler.accept(slots_R, counts_R, tokens_R, logprobs_R, launched.version)
-        self._stats = replace(
-            self._stats, num_generated_tokens=self._stats.num_generated_tokens + len(slots_R)
-        )
+        self._stats += RolloutStats(num_generated_tokens=len(slots_R))
         if self._inbox.keeps_tokens:
             self._note_tokens(slots_R, tokens_R, logprobs_R)
         at_limit = counts_R + 1 >= table.limits[slots_R]
@@ -366,31 +358,33 @@ class PagedEngine:
         bound = self._limits.max_cache_bytes
         return None if bound is None else bound // self._page_bytes
 
+    def _most_pages(self) -> int | None:
+        """Pages that the cache may have: within its bound, or else within the memory that is free; None: any number."""
+        if (bound := self._max_pages()) is not None:
+            return bound
+        room = self.runner.room_bytes()
+        return None if room is None else max(self.runner.num_pages, room // self._page_bytes)
+
     def _fit_cache(self, expected: Sequence[RolloutRequest] = ()) -> None:
         """Takes pages for what was submitted since, within the bound. What finds none free waits or is preempted."""
         if not self._needs_sizing and not expected:
             return
         requests = [*(active.request for active in self._actives.values()), *expected]
+        held, most, is_empty = self.runner.num_pages, self._most_pages(), not self._scheduler.pool.num_held
         wanted = 1 + wanted_pages(requests, self._page_tokens, self._limits.max_running)
-        bound, held = self._max_pages(), self.runner.num_pages
-        if bound is None and (room := self.runner.room_bytes()) is not None:
-            bound = max(held, room // self._page_bytes)
         if held and wanted > held:
             wanted = max(wanted, 2 * held)  # requests that come one by one do not copy the cache each time
-        wanted = wanted if bound is None else min(wanted, bound)
-        is_empty = not self._scheduler.pool.num_held
+        wanted = wanted if most is None else min(wanted, most)
         if wanted > held and is_empty:
             self.runner.release_cache()  # give the old one back before the new one is taken
             self._scheduler.reset_pool()
-        elif bound is not None:
-            wanted = min(wanted, bound - held)  # both are there while pages move: else wait until all is done
-        can_grow = wanted > held
-        if can_grow:
-            held = wanted
-        self.runner.take_cache(held, self._longest(requests))  # may fail: then nothing else has changed
-        self._scheduler.pool.grow(held)
-        waits = not can_grow and not is_empty and held != bound
-        self._needs_sizing = waits and self._scheduler.has_waiting
+        elif most is not None:
+            wanted = min(wanted, most - held)  # both are there while pages move: else wait until all is done
+        num_pages = max(held, wanted)
+        self.runner.take_cache(num_pages, self._longest(requests))  # may fail: then nothing else has changed
+        self._scheduler.pool.grow(num_pages)
+        may_grow_later = num_pages == held != most and not is_empty
+        self._needs_sizing = may_grow_later and self._scheduler.has_waiting
         self._scheduler.may_grow = self._needs_sizing
         self._stats = replace(
             self._stats, num_slots=self._limits.max_running, cache_bytes=self.runner.cache_bytes

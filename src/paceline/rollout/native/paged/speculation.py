@@ -4,7 +4,6 @@ Rounds do not overlap then: a draft goes on from the last token, so that has to 
 """
 
 from collections.abc import Sequence
-from dataclasses import replace
 from time import perf_counter
 
 import numpy as np
@@ -18,6 +17,7 @@ from paceline.rollout.native.paged.engine import PagedEngine, PagedLimits
 from paceline.rollout.native.paged.slots import Ended
 from paceline.rollout.native.paged.verifying import Verification, VerifyingScheduler
 from paceline.rollout.native.paged.work import prefill_flops
+from paceline.rollout.protocol import RolloutStats
 from paceline.telemetry.ledger import Ledger
 from paceline.types import FinishReason, Sample
 
@@ -140,15 +140,14 @@ class SpeculativeEngine(PagedEngine):
         return token in params.stop_token_ids and not params.ignore_stop
 
     def _count(self, planned: Verification, num_kept: int) -> None:
-        stats, num_running = self._stats, len(planned.drafts)
-        self._stats = replace(
-            stats,
-            num_decode_steps=stats.num_decode_steps + 1,
-            num_slot_steps=stats.num_slot_steps + num_running,
-            num_generated_tokens=stats.num_generated_tokens + num_kept,
-            num_drafted_tokens=stats.num_drafted_tokens + sum(map(len, planned.drafts.values())),
-            num_accepted_drafts=stats.num_accepted_drafts + num_kept - num_running,
-            flops=stats.flops + prefill_flops(self._model.shape, planned.batch),
+        num_running = len(planned.drafts)
+        self._stats += RolloutStats(
+            num_decode_steps=1,
+            num_slot_steps=num_running,
+            num_generated_tokens=num_kept,
+            num_drafted_tokens=sum(map(len, planned.drafts.values())),
+            num_accepted_drafts=num_kept - num_running,
+            flops=prefill_flops(self._model.shape, planned.batch),
         )
 
     def _deliver(self, ended: Ended) -> Sample:
