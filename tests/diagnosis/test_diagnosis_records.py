@@ -94,6 +94,22 @@ def test_what_all_ranks_spend_in_an_exchange_is_the_link_and_the_rest_a_wait(tmp
     assert by_id["slow_rank"].seconds == pytest.approx(1.5) and by_id["slow_rank"].values["rank"] == 1
 
 
+def test_waits_of_profiled_steps_have_the_length_of_the_others(tmp_path: Path):
+    """A profiled step is slower: its cells say how a stage divides, not how long it is."""
+
+    def work(rank: KnownRank, step: int) -> None:
+        rank.spend("update_actor", 8.0 if step == 3 else 2.0)
+
+    run_dir = write_run(tmp_path / "run", 5, work, work)
+    causes_path(run_dir, 0).parent.mkdir()
+    cells = dict.fromkeys(CAUSES, 0.0) | {"communication": 4.0, "compute": 2.0, "scheduling": 2.0}
+    lines = cause_lines(StepCauses(3, {"update_actor": cells}))
+    for rank in (0, 1):
+        causes_path(run_dir, rank).write_text("".join(json.dumps(line) + "\n" for line in lines))
+    waits = {one.kind: one.seconds for one in diagnose(run_dir).waits}
+    assert waits == pytest.approx({"weights": 1.0, "host": 0.5})
+
+
 def test_a_run_that_slows_down_drifts_and_a_steady_one_does_not(tmp_path: Path):
     rising = write_run(tmp_path / "up", 14, lambda rank, step: rank.spend("rollout", 5.0 + 0.2 * step))
     steady = write_run(

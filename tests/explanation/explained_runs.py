@@ -228,9 +228,9 @@ def self_s(section: dict[str, Any], stage: str) -> float:
     return section["stages"].get(stage, {"self_s": 0.0})["self_s"]
 
 
-def cause_s(section: dict[str, Any], cause: str) -> float:
+def cause_s(section: dict[str, Any], cause: str, apart: tuple[str, ...] = ("checkpoint",)) -> float:
     stages = section["stages"].items()
-    return sum(stage.get("cause_s", {}).get(cause, 0.0) for name, stage in stages if name != "checkpoint")
+    return sum(stage.get("cause_s", {}).get(cause, 0.0) for name, stage in stages if name not in apart)
 
 
 def paired_figures(run: RawRun, other: RawRun) -> dict[str, float]:
@@ -258,8 +258,9 @@ def paired_figures(run: RawRun, other: RawRun) -> dict[str, float]:
     for name in {*run.stages(), *other.stages(), "idle", "checkpoint"}:
         change(f"change/{name}", lambda one, name=name: self_s(one, name))
         change(f"wait_change/{name}", lambda one, name=name: self_s(one, name))
+    apart = ("checkpoint", "idle")  # told by themselves
     for cause in ("communication", "data", "queue"):
-        change(f"wait_change/{cause}", lambda one, cause=cause: cause_s(one, cause))
+        change(f"wait_change/{cause}", lambda one, cause=cause: cause_s(one, cause, apart))
     flat = [flat_config(yaml.safe_load((one.run_dir / "config.yaml").read_text())) for one in (run, other)]
     differing = [key for key in flat[0].keys() | flat[1].keys() if flat[0].get(key) != flat[1].get(key)]
     found["more_settings"] = len([key for key in differing if key != "run.name"]) - 5

@@ -1,6 +1,7 @@
 """A live step's cells: the ledger's spans partition the step exactly, and what they wait for decides idle time."""
 
 import random
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -117,6 +118,25 @@ def test_idle_time_is_what_its_span_waits_for() -> None:
     }
     assert [kernel.name for kernel in found.unknown_kernels()] == ["secret_kernel"]
     assert found.seconds == pytest.approx(section.wall_s, rel=1e-9)
+
+
+def test_a_rank_that_waits_for_others_in_a_collective_waits_and_exchanges_nothing() -> None:
+    clock = Clock()
+    ledger, spans = Ledger(clock_ns=clock), []
+    with ledger.step(1, spans):
+        with ledger.span("idle", "for gradients", cause="queue"):
+            clock.now += 20 * MS
+        with ledger.span("idle", "exchange metrics", cause="communication"):
+            clock.now += 10 * MS
+    section = ledger.last_section
+    assert section is not None
+    stretches = self_times(spans, section.start_ns, section.start_ns + section.wall_ns)
+    collectives = [Event("gloo:barrier", 0.001, 0.019), Event("gloo:gather", 0.021, 0.029)]
+    trace = replace(trace_of([]), operators=collectives)
+    found = split_live_step(trace, stretches, 1, "operators", 0.0)
+    assert found.cells["idle"]["queue"] == pytest.approx(0.020)
+    assert found.cells["idle"]["communication"] == pytest.approx(0.010)
+    assert found.seconds == pytest.approx(section.wall_s)
 
 
 def test_a_device_that_did_nothing_was_idle() -> None:

@@ -48,13 +48,14 @@ def exchanges(run: RunRecords) -> list[dict[int, float]]:
 
 def _profiled_exchanges(run: RunRecords) -> list[dict[int, float]]:
     """Exposed communication by rank in profiled steps, scaled to the length of the others."""
-    found = []
-    for step in run.profiled:
-        by_rank = {}
-        for rank, steps in run.causes.items():
-            cells = steps.get(step, {})
-            by_rank[rank] = sum(stage.get("communication", 0.0) for stage in cells.values())
-        found.append(by_rank)
+    scaled = run.scaled_causes()
+    found = [
+        {
+            rank: sum(cells.get("communication", 0.0) for cells in steps.get(step, {}).values())
+            for rank, steps in scaled.items()
+        }
+        for step in run.profiled
+    ]
     return found if any(sum(by_rank.values()) for by_rank in found) else []
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from paceline.config import ConfigError
 from paceline.config.yaml_scalars import parse_yaml
-from paceline.telemetry.causes.records import read_causes
+from paceline.telemetry.causes.records import UNACCOUNTED, read_causes
 from paceline.telemetry.jsonl import decode_number, read_lines
 from paceline.telemetry.metrics import read_metrics
 from paceline.telemetry.records import BackgroundRecord, RankLedger, SectionRecord, SpanRecord, read_ledger
@@ -94,6 +94,25 @@ class RunRecords:
         values = self.metric(name)
         return sum(values) / len(values) if values else None
 
+    def scaled_causes(self) -> dict[int, dict[int, dict[str, dict[str, float]]]]:
+        """`causes` with every stage's cells scaled from profiled steps, which are slower, to the stage's mean time in
+        the steps that count, rank by rank."""
+        found = {}
+        for rank, steps in self.causes.items():
+            timed = [self.ranks[rank][step] for step in self.steps] if rank in self.ranks else []
+            scales = {
+                stage: _scale([sum(cells.get(stage, {}).values()) for cells in steps.values()], timed, stage)
+                for stage in {stage for cells in steps.values() for stage in cells}
+            }
+            found[rank] = {
+                step: {
+                    stage: {cause: value * scales[stage] for cause, value in by_cause.items()}
+                    for stage, by_cause in cells.items()
+                }
+                for step, cells in steps.items()
+            }
+        return found
+
     def mean_foreign(self, name: str) -> float | None:
         """The same for another framework's metric."""
         values = [self.foreign[step][name] for step in self.steps if name in self.foreign.get(step, {})]
@@ -174,6 +193,18 @@ def _first_steps(ledgers: Sequence[RankLedger], is_imported: bool) -> set[int]:
         for process in ledger.processes
         if any(section.step is not None for section in process.sections)
     }
+
+
+def _scale(profiled_s: Sequence[float], timed: Sequence[RankStep], stage: str) -> float:
+    """The mean time of a stage in `timed` steps over that in profiled ones; 0 where no timed step had it."""
+    total = sum(profiled_s)
+    if not timed or total <= 0.0:
+        return 0.0
+    if stage == UNACCOUNTED:
+        mean_s = sum(step.section.unaccounted_s for step in timed) / len(timed)
+    else:
+        mean_s = sum(step.stage_s(stage) for step in timed) / len(timed)
+    return mean_s / (total / len(profiled_s))
 
 
 def _read_causes(run_dir: Path) -> dict[int, dict[int, dict[str, dict[str, float]]]]:

@@ -35,6 +35,7 @@ _HEADS: Mapping[Language, Mapping[str, str]] = {
         "ranks": "Ranks: busy, waiting, tokens of the update",
         "rank": "rank {rank}: {busy}, {idle}, {tokens}",
         "drift": "Drift: {change} over the run (95 %: {low} to {high})",
+        "no_drift": "Drift: none to be seen ({change} over the run, 95 %: {low} to {high})",
         "notes": "Notes",
     },
     "zh": {
@@ -53,6 +54,7 @@ _HEADS: Mapping[Language, Mapping[str, str]] = {
         "ranks": "各进程：忙碌、等待、更新的词元数",
         "rank": "进程 {rank}：{busy}，{idle}，{tokens}",
         "drift": "趋势：整个运行期间 {change}（95 %：{low} 至 {high}）",
+        "no_drift": "趋势：未见明显变化（整个运行期间 {change}，95 %：{low} 至 {high}）",
         "notes": "说明",
     },
 }
@@ -137,7 +139,8 @@ def _ranks(found: Diagnosis, lang: Language) -> Iterator[str]:
                 rank=one.rank, busy=busy, idle=idle, tokens=f"{one.tokens:,.0f}"
             )
     if found.drift is not None:
-        yield f"\n{_drift(found.drift, heads['drift'])}"
+        is_seen = found.drift.low > 0.0 or found.drift.high < 0.0
+        yield f"\n{_drift(found.drift, heads['drift' if is_seen else 'no_drift'])}"
 
 
 def _drift(drift: Drift, text: str) -> str:

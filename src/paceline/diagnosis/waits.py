@@ -25,13 +25,33 @@ def waits_of(run: RunRecords, costs: tuple[Finding, ...], step_s: float) -> tupl
     if (late := find_straggler(run)) is not None:
         found.append(("slow_rank", "idle", late.wait))
         found.append(("weights", "sync", link_cost(run)))
-    found.append(("host", "update_actor", _host(run)))
+    found.append(("host", "update_actor", _profiled_host(run) or _host(run)))
     waits = [
         Wait(kind, stage, wait.value, wait.low, wait.high, wait.value / step_s if step_s else 0.0)
         for kind, stage, wait in found
         if wait.value > 0.0
     ]
     return tuple(sorted(waits, key=lambda wait: -wait.seconds))
+
+
+def _profiled_host(run: RunRecords) -> Estimate | None:
+    """Scheduling in profiled steps, scaled to the length of the others: nothing runs and the host prepares it. None
+    without any. What a checkpoint or another rank holds up is told by itself."""
+    scaled = run.scaled_causes()
+    steps = [
+        [
+            sum(
+                cells.get("scheduling", 0.0)
+                for stage, cells in by_step[step].items()
+                if stage not in ("checkpoint", "idle")
+            )
+            for by_step in scaled.values()
+            if step in by_step
+        ]
+        for step in run.profiled
+    ]
+    seconds = [sum(by_rank) / len(by_rank) for by_rank in steps if by_rank]
+    return cost_of(seconds) if any(seconds) else None
 
 
 def _host(run: RunRecords) -> Estimate:

@@ -41,8 +41,9 @@ class Difference:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """`step_s` and `other_step_s` are means over the `num_pairs` steps that both runs have. `waits` are by cause, and
-    `checkpoint` and `idle` by stage. `features` are those that the run has on and the other not."""
+    """`step_s` and `other_step_s` are means over the `num_pairs` steps that both runs have. `waits` are `checkpoint`
+    and `idle` by stage, and by cause those of all other stages, so that none is told twice. `features` are those that
+    the run has on and the other not."""
 
     num_pairs: int
     step_s: float
@@ -102,13 +103,17 @@ def compare(run: RunRecords, other: RunRecords) -> Comparison | None:
 
 
 def _waits(run: RunRecords, other: RunRecords, pairs: tuple[int, ...]) -> tuple[Change, ...]:
-    """Waits that both runs measure: causes where spans state them, and what stands still in a stage of its own."""
+    """Waits that both runs measure: what stands still in a stage of its own, and, of the other stages, causes where
+    spans state them."""
     found = [
         _change(run, other, pairs, name, partial(RankStep.stage_s, stage=name))
         for name in (CHECKPOINT, "idle")
     ]
     if states_causes(run) and states_causes(other):
-        found += [_change(run, other, pairs, cause, partial(stated_s, cause=cause)) for cause in WAITS]
+        found += [
+            _change(run, other, pairs, cause, partial(stated_s, cause=cause, apart=(CHECKPOINT, "idle")))
+            for cause in WAITS
+        ]
     return tuple(sorted(found, key=lambda change: change.seconds.value))
 
 

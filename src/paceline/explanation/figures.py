@@ -1,6 +1,6 @@
 """The figures an explanation is made of, each straight from a run's ledger, metrics or causes."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from functools import partial
 from statistics import fmean
@@ -73,10 +73,10 @@ def figures_of(run: RunRecords) -> RunFigures:
     )
 
 
-def stated_s(step: RankStep, cause: str) -> float:
-    """Seconds of a step that its spans say are spent on `cause`, those of checkpoints apart."""
+def stated_s(step: RankStep, cause: str, apart: Collection[str] = (CHECKPOINT,)) -> float:
+    """Seconds of a step that its spans say are spent on `cause`, those of stages `apart` left out."""
     stages = step.section.stages.items()
-    return sum(record.cause_s.get(cause, 0.0) for name, record in stages if name != CHECKPOINT)
+    return sum(record.cause_s.get(cause, 0.0) for name, record in stages if name not in apart)
 
 
 def states_causes(run: RunRecords) -> bool:

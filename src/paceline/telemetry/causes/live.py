@@ -9,12 +9,13 @@ from dataclasses import replace
 
 import numpy as np
 
-from paceline.telemetry.causes.cells import Activity, Intervals, Timeline
+from paceline.telemetry.causes.cells import Activity, Cells, Intervals, Timeline, no_intervals
 from paceline.telemetry.causes.kernels import classify_kernel, classify_operator
 from paceline.telemetry.causes.records import Basis, StepCauses
 from paceline.telemetry.causes.torch_trace import Event, TorchTrace
 from paceline.telemetry.causes.trace_activity import activity_of, kernel_totals
 from paceline.telemetry.causes.windows import SelfTime, by_stage, of_cause
+from paceline.types import CAUSES
 
 
 def split_live_step(
@@ -39,10 +40,27 @@ def split_live_step(
     collectives = [_moved(one, origin_s) for one in trace.collectives]
     bare = replace(trace, annotations=[], frames=[], collectives=collectives)
     activity = with_waits(activity_of(bare, busy, classify), stretches, start_ns)
-    timeline = Timeline(activity)
-    cells = {stage: timeline.split(windows) for stage, windows in by_stage(stretches, start_ns).items()}
+    meetings = [one for one in stretches if basis == "operators" and is_meeting(one)]
+    others = [one for one in stretches if basis != "operators" or not is_meeting(one)]
+    cells = _cells(Timeline(activity), others, start_ns)
+    for stage, met in _cells(
+        Timeline(replace(activity, communication=no_intervals())), meetings, start_ns
+    ).items():
+        own = cells.setdefault(stage, dict.fromkeys(CAUSES, 0.0))
+        for cause, seconds in met.items():
+            own[cause] += seconds
     kernels = kernel_totals(busy, classify, 0.0, length_s)
     return StepCauses(step, cells, kernels, basis, profiler_s)
+
+
+def is_meeting(stretch: SelfTime) -> bool:
+    """Whether ranks wait for one another here. On a CPU the operator they wait in is a collective, which is the means
+    of waiting and exchanges nothing."""
+    return stretch.stage == "idle" and stretch.cause == "queue"
+
+
+def _cells(timeline: Timeline, stretches: Sequence[SelfTime], origin_ns: int) -> dict[str, Cells]:
+    return {stage: timeline.split(windows) for stage, windows in by_stage(stretches, origin_ns).items()}
 
 
 def with_waits(activity: Activity, stretches: Sequence[SelfTime], origin_ns: int) -> Activity:

@@ -4,6 +4,7 @@ Starting, stopping and reading happen between steps, outside the step's section:
 the recording (on a GPU, of kernels only; on a CPU, of every operator, which slows small operators down).
 """
 
+import os
 import tempfile
 import time
 from collections.abc import Iterator
@@ -55,6 +56,9 @@ class StepProfiler:
     ) -> None:
         self._ledger, self._run_dir, self._rank, self._device = ledger, run_dir, rank, device
         self._every, self._keep_traces = every, keep_traces
+        if every and device.type == "cpu":
+            # else it prints two lines for every profiled step; on a device its warnings say why there are no kernels
+            os.environ.setdefault("KINETO_LOG_LEVEL", "6")
         self.last: ProfileOutcome | None = None
         """Of the last step, None where it was not due."""
 
