@@ -103,7 +103,7 @@ def test_waits_of_profiled_steps_have_the_length_of_the_others(tmp_path: Path):
     run_dir = write_run(tmp_path / "run", 5, work, work)
     causes_path(run_dir, 0).parent.mkdir()
     cells = dict.fromkeys(CAUSES, 0.0) | {"communication": 4.0, "compute": 2.0, "scheduling": 2.0}
-    lines = cause_lines(StepCauses(3, {"update_actor": cells}))
+    lines = list(cause_lines(StepCauses(3, {"update_actor": cells})))
     for rank in (0, 1):
         causes_path(run_dir, rank).write_text("".join(json.dumps(line) + "\n" for line in lines))
     waits = {one.kind: one.seconds for one in diagnose(run_dir).waits}
