@@ -107,6 +107,23 @@ def test_adapters_alone_are_trained_and_left_out_for_the_reference_on_every_mesh
     np.testing.assert_allclose(found["reference"], found["before"], rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("mesh", ["fsdp 2", "tp 2", "ulysses 2 x tp 2"])
+@pytest.mark.parametrize("recompute", ["none", "all"])
+def test_activations_of_shards_and_of_divided_products_wait_on_the_host_too(
+    mesh: str, recompute: str, ranks: RankPool
+):
+    sizes = MeshSizes(*MESHES[mesh])
+    train = {
+        "activation_offload": True,
+        "activation_offload_min_kb": 0,
+        "gradient_checkpointing": recompute,
+    }
+    for found in ranks.run(sizes.num_ranks, updated, Case("llama", sizes, {"train": train})):
+        for metrics in found["metrics"]:
+            assert metrics.pop("memory/activation_bytes_offloaded") > 0
+        assert_same(found, reference("llama"), rel=1e-5, atol=1e-5)
+
+
 @pytest.mark.parametrize("mesh", ["fsdp 2", "ulysses 2", "hsdp 2 x 2"])
 @pytest.mark.parametrize("family", ["llama", "qwen3"])
 def test_fused_layers_on_shards_give_the_numbers_of_plain_ones_on_one_rank(

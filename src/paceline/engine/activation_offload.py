@@ -7,7 +7,7 @@ it are started as well, within the same bound. On a CPU there is nothing to over
 plain and made at once, so that the same code can be compared with the ordinary pass bit by bit.
 
 Parameters (and views of them) are never moved: they are there anyway. A tensor that several operators keep is moved
-once.
+once. Of one that is divided over ranks (tensor parallelism), this rank's part is moved.
 """
 
 from collections import deque
@@ -19,6 +19,12 @@ from weakref import WeakValueDictionary
 
 import torch
 from torch import Tensor, nn
+from torch.distributed._functional_collectives import AsyncCollectiveTensor
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor.placement_types import Placement
+
+from paceline.engine.shards import local_part
 
 WINDOW_BYTES = 2**30
 """Most bytes on their way to the host, and most bytes fetched ahead, at a time."""
@@ -42,6 +48,23 @@ class _Moved:
     @property
     def num_bytes(self) -> int:
         return self.host.numel() * self.host.element_size()
+
+
+@dataclass(frozen=True, slots=True)
+class _MovedPart:
+    """This rank's part of a divided tensor, and how the tensor is divided."""
+
+    part: _Moved
+    mesh: DeviceMesh
+    placements: tuple[Placement, ...]
+    shape: torch.Size
+    stride: tuple[int, ...]
+
+    def joined(self, part: Tensor) -> DTensor:
+        """The divided tensor with `part` as this rank's."""
+        return DTensor.from_local(
+            part, self.mesh, self.placements, run_check=False, shape=self.shape, stride=self.stride
+        )
 
 
 @dataclass(slots=True)
@@ -71,10 +94,17 @@ class ActivationOffload:
         """Around a forward pass; its backward pass may run outside."""
         current = _Pass()
 
-        def pack(tensor: Tensor) -> Tensor | _Moved:
-            return self._move(current, tensor) if self._movable(tensor) else tensor
+        def pack(tensor: Tensor) -> Tensor | _Moved | _MovedPart:
+            if not self._movable(tensor):
+                return tensor
+            if not isinstance(tensor, DTensor):
+                return self._move(current, _arrived(tensor))
+            part = self._move(current, _arrived(local_part(tensor)))
+            return _MovedPart(part, tensor.device_mesh, tensor.placements, tensor.shape, tensor.stride())
 
-        def unpack(kept: Tensor | _Moved) -> Tensor:
+        def unpack(kept: Tensor | _Moved | _MovedPart) -> Tensor:
+            if isinstance(kept, _MovedPart):
+                return kept.joined(self._use(current, kept.part))
             return kept if isinstance(kept, Tensor) else self._use(current, kept)
 
         with torch.autograd.graph.saved_tensors_hooks(pack, unpack):
@@ -88,8 +118,9 @@ class ActivationOffload:
             return False
         if tensor.is_leaf and tensor.requires_grad:
             return False
-        large = tensor.numel() * tensor.element_size() >= self._min_bytes
-        return large and tensor.layout is torch.strided and _is_dense(tensor)
+        part = local_part(tensor)
+        large = part.numel() * part.element_size() >= self._min_bytes
+        return large and part.layout is torch.strided and _is_dense(part)
 
     def _move(self, current: _Pass, tensor: Tensor) -> _Moved:
         storage = tensor.untyped_storage().data_ptr()
@@ -173,6 +204,14 @@ class ActivationOffload:
             moved.event = back.record_event()
         moved.fetched = True
         current.fetched_bytes += moved.num_bytes
+
+
+def _arrived(tensor: Tensor) -> Tensor:
+    """The result of a collective that may be under way: whatever is launched next waits for it."""
+    if isinstance(tensor, AsyncCollectiveTensor):
+        result: Tensor = tensor.trigger_wait()
+        return result
+    return tensor
 
 
 def _is_dense(tensor: Tensor) -> bool:
