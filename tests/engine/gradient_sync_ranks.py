@@ -131,7 +131,7 @@ def trained(train: dict[str, object], sizes: MeshSizes, num_updates: int) -> dic
         metrics = MetricAccumulator()
         engine.update(samples(seed), metrics)
         if seed == num_updates - 1:
-            engine.engine.average_replicas(metrics)
+            engine.engine.replicas.average_now(metrics)
         history.append(reduced(mesh, metrics))
     optimizer = engine.optimizer
     parameters = {name: full_tensor(master).clone() for name, master in optimizer.masters().items()}
@@ -144,5 +144,5 @@ def trained(train: dict[str, object], sizes: MeshSizes, num_updates: int) -> dic
         "metrics": history,
         "parameters": parameters,
         "replicas_equal": all(twin == twins[0] for twin in twins),
-        "held_back_norm": engine.engine.held_back_norm(),
+        "held_back_norm": engine.engine.replicas.held_back_norm(),
     }

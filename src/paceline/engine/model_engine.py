@@ -20,8 +20,7 @@ from paceline.config.schema import BatchSection, TrainSection
 from paceline.engine.activation_offload import ActivationOffload
 from paceline.engine.distribution import Shares, distribute
 from paceline.engine.gradient_sync.choice import replica_sync_of
-from paceline.engine.gradient_sync.exchange import ring_bytes
-from paceline.engine.gradient_sync.replicas import CompressedSync, LocalSteps, SyncReport
+from paceline.engine.gradient_sync.counted import CountedSync
 from paceline.engine.meeting import meet
 from paceline.engine.memory_shortage import TokenBudget, give_back_memory, is_out_of_memory
 from paceline.engine.mesh import RankMesh
@@ -82,18 +81,33 @@ class Work(TypedDict):
     num_bytes: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Accumulated:
-    """What a pass over a mini-batch left behind beside its gradients."""
+    """What a pass over a mini-batch leaves behind beside its gradients, micro-batch by micro-batch."""
 
     plan: BatchPlan
-    num_slots: int
-    num_padding: int
-    num_new_shapes: int
     count: int
-    """Micro-batches that every rank ran, those without a sample included."""
-    metrics: MetricAccumulator
-    readers: tuple[Callable[[], list[Metrics]], ...]
+    """Micro-batches that every rank runs, those without a sample included."""
+    largest: int = 0
+    """Slots of the largest micro-batch that was begun."""
+    num_slots: int = 0
+    num_padding: int = 0
+    num_new_shapes: int = 0
+    work: list[Work] = field(default_factory=list)
+    metrics: MetricAccumulator = field(default_factory=MetricAccumulator)
+    readers: list[Callable[[], list[Metrics]]] = field(default_factory=list)
+
+    def add(self, micro_batch: MicroBatch, work: Work, output: LossOutput) -> None:
+        """A micro-batch is done, forward and backward."""
+        self.num_slots += micro_batch.num_slots
+        self.num_padding += micro_batch.num_padding
+        self.work.append(work)
+        self.readers.append(_reader_of(output))
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether every micro-batch of the plan is done."""
+        return len(self.work) == len(self.plan.rows)
 
     def read_metrics(self) -> Iterator[Metrics]:
         """Every micro-batch's metrics; waits for the device."""
@@ -145,26 +159,34 @@ class ModelEngine:
         self._parked: ParkedWeights | None = None
         if num_updates is None and train.param_offload:
             self._parked = ParkedWeights(self.model.module)
-        self.lost_on_resume: float | None = None
         self._optimizer: MasterAdamW | None = None
+        self._replicas: CountedSync | None = None
         self._optimizer_bytes = 0
         if num_updates is not None:
-            self._optimizer = MasterAdamW(
-                self.sharded.parameters,
-                train,
-                num_updates,
-                mesh=self.mesh,
-                partly_seen=self.sharded.partly_seen,
-            )
-            trained = [parameter for parameter in self.sharded.parameters.values() if parameter.requires_grad]
-            own = sum(local_part(parameter).numel() for parameter in trained)
-            self._optimizer_bytes = optimizer_bytes(own, self.model.dtype.itemsize)
+            self._open_optimizer(num_updates)
+
+    def _open_optimizer(self, num_updates: int) -> None:
+        parameters = self.sharded.parameters
+        self._optimizer = MasterAdamW(
+            parameters, self._train, num_updates, mesh=self.mesh, partly_seen=self.sharded.partly_seen
+        )
+        self._replicas = CountedSync(
+            self.sharded.replica_sync, self._optimizer, self.mesh, self.model.device, self._prefix
+        )
+        num_own = sum(local_part(one).numel() for one in parameters.values() if one.requires_grad)
+        self._optimizer_bytes = optimizer_bytes(num_own, self.model.dtype.itemsize)
 
     @property
     def optimizer(self) -> MasterAdamW:
         """The model's optimiser."""
         assert self._optimizer is not None, "a model that is only read has no optimiser"
         return self._optimizer
+
+    @property
+    def replicas(self) -> CountedSync:
+        """How the model's copies agree; for one copy, or for an exact sum, there is nothing to do."""
+        assert self._replicas is not None, "copies of a model that is only read have nothing to agree on"
+        return self._replicas
 
     @torch.no_grad()
     def forward_only(
@@ -217,7 +239,7 @@ class ModelEngine:
                         metrics.add(name, value, weight)
             self._record_plan(done, metrics)
             self._record_outcome(outcome, metrics)
-            self._end_sync(outcome, metrics)
+            self.replicas.end_update(outcome, metrics)
         return outcome
 
     def accumulate(
@@ -228,40 +250,51 @@ class ModelEngine:
         None: memory ran out, the budget is smaller now, and the gradients there are must be dropped.
         """
         own, plan, count = self._plan(samples, self.budget.tokens)
-        found, largest, num_padding, shapes_before = MetricAccumulator(), 0, 0, len(self._shapes)
-        readers: list[Callable[[], list[Metrics]]] = []
-        slots: list[int] = []
-        work: list[Work] = []
+        done, num_shapes_before = Accumulated(plan, count), len(self._shapes)
         try:
             for number in range(count):
                 self.sharded.before_micro_batch(number == count - 1)
-                if number >= len(plan.rows):
+                if number < len(plan.rows):
+                    self._learn(own, plan.rows[number], stage, read, loss_of, done)
+                else:
                     self._pass_through(stage, read)
-                    continue
-                micro_batch, ending = self._build(own, plan.rows[number], stage)
-                largest = max(largest, micro_batch.num_slots)
-                members = [own[index] for index in micro_batch.order]
-                with self._ledger.span(stage, f"forward{ending}"), self._kept_activations(found):
-                    output = loss_of(read(self.model, micro_batch.inputs), members)
-                with self._ledger.span(stage, f"backward{ending}") as backward:
-                    output.loss.backward()
-                    work.append(self._work(micro_batch, is_training=True))
-                    backward.add(**work[-1])
-                readers.append(_reader_of(output))
-                del output  # its loss holds the graph
-                slots.append(micro_batch.num_slots)
-                num_padding += micro_batch.num_padding
         except RuntimeError as error:
             if self.mesh.world_size > 1 or not is_out_of_memory(error):
                 raise
-        if len(slots) < len(plan.rows):
-            # outside the handler: its traceback would keep every tensor of the failed pass alive
-            self.budget.shrink(largest or self.budget.tokens, own, self._train)
-            for done in work:  # it is done again, and counts then
-                span.add(tokens=-done["tokens"], flops=-done["flops"], num_bytes=-done["num_bytes"])
-            return None
-        num_new = len(self._shapes) - shapes_before
-        return Accumulated(plan, sum(slots), num_padding, num_new, count, found, tuple(readers))
+        if done.is_complete:
+            done.num_new_shapes = len(self._shapes) - num_shapes_before
+            return done
+        # outside the handler: its traceback would keep every tensor of the failed pass alive
+        self.budget.shrink(done.largest or self.budget.tokens, own, self._train)
+        for work in done.work:  # it is done again, and counts then
+            span.add(tokens=-work["tokens"], flops=-work["flops"], num_bytes=-work["num_bytes"])
+        return None
+
+    def _learn(
+        self,
+        own: Sequence[S],
+        row: PlannedRow,
+        stage: Stage,
+        read: Read,
+        loss_of: LossOf[S],
+        done: Accumulated,
+    ) -> None:
+        """Forward and backward of one micro-batch; nothing of its graph outlives the call."""
+        micro_batch, ending = self._build(own, row, stage)
+        done.largest = max(done.largest, micro_batch.num_slots)
+        members = [own[index] for index in micro_batch.order]
+        with self._ledger.span(stage, f"forward{ending}"), self._kept_activations(done.metrics):
+            output = loss_of(read(self.model, micro_batch.inputs), members)
+        with self._ledger.span(stage, f"backward{ending}") as backward:
+            output.loss.backward()
+            work = self._work(micro_batch, is_training=True)
+            backward.add(**work)
+        done.add(micro_batch, work, output)
+
+    def record_empty(self, metrics: MetricAccumulator) -> None:
+        """Counts a mini-batch without a token to train on."""
+        if self.mesh.is_first:
+            metrics.add(f"{self._prefix}updates/empty", 1)
 
     def _plan(self, samples: Sequence[S], budget: int) -> tuple[list[S], BatchPlan, int]:
         """This rank's samples, its micro-batches, and the number of micro-batches that every rank runs."""
@@ -296,45 +329,6 @@ class ModelEngine:
         with self._ledger.span(stage, "no samples left"):
             value_R = read(self.model, empty_inputs(self._batch, self.model.device, self.mesh.sp_size))[0]
             value_R.backward(torch.zeros_like(value_R))
-
-    def average_replicas(self, metrics: MetricAccumulator) -> None:
-        """Lets replicas that updated by themselves (train.gradient_sync_every) meet now: before anything reads the
-        weights for more than an update. Every rank must call it."""
-        sync = self.sharded.replica_sync
-        if isinstance(sync, LocalSteps):
-            metrics.add(f"{self._prefix}gradient_sync/bytes", sync.synchronise(self._state).num_bytes)
-
-    def held_back_norm(self) -> float:
-        """Norm over all ranks of what compressed replicas have not sent yet. Every rank must call it."""
-        sync = self.sharded.replica_sync
-        if not isinstance(sync, CompressedSync):
-            return 0.0
-        return float(self.mesh.sum(torch.tensor(sync.residual_norm() ** 2, device=self.model.device)).sqrt())
-
-    def _end_sync(self, outcome: UpdateOutcome, metrics: MetricAccumulator) -> None:
-        """Every rank counts its own bytes: all of them send."""
-        num_replicas, sync = self.mesh.sizes.replicate, self.sharded.replica_sync
-        if num_replicas == 1:
-            return
-        if isinstance(sync, CompressedSync | LocalSteps):
-            report = sync.end_update(not outcome.skipped, self._state)
-        else:
-            num_elements = sum(local_part(master).numel() for master in self.optimizer.masters().values())
-            report = SyncReport(ring_bytes(num_elements, num_replicas), 0.0)
-        metrics.add(f"{self._prefix}gradient_sync/bytes", report.num_bytes)
-        metrics.add(f"{self._prefix}gradient_sync/held_back", report.held_back_share)
-        if self.lost_on_resume is not None:
-            metrics.add(f"{self._prefix}gradient_sync/lost_on_resume", self.lost_on_resume)
-            self.lost_on_resume = None
-
-    def _state(self) -> list[Tensor]:
-        tensors = (*self.optimizer.masters().values(), *self.optimizer.moments().values())
-        return [local_part(tensor) for tensor in tensors]
-
-    def record_empty(self, metrics: MetricAccumulator) -> None:
-        """Counts a mini-batch without a token to train on."""
-        if self.mesh.is_first:
-            metrics.add(f"{self._prefix}updates/empty", 1)
 
     @contextmanager
     def _kept_activations(self, metrics: MetricAccumulator) -> Iterator[None]:

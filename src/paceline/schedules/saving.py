@@ -49,7 +49,9 @@ def save(run: AnyRun) -> float:
         tensors["critic_masters"] = pieces(critic.optimizer.masters())
         tensors["critic_moments"] = pieces(critic.optimizer.moments())
     if config_holds_back(run.config):
-        state["held_back_norm"] = {name: engine.held_back_norm() for name, engine in engines_of(run).items()}
+        state["held_back_norm"] = {
+            name: engine.replicas.held_back_norm() for name, engine in engines_of(run).items()
+        }
     held = [tensor for named in tensors.values() for tensor in named.values()]
     num_bytes = sum(map(held_bytes, held))
     with run.ledger.span(
@@ -124,7 +126,7 @@ def resume(run: AnyRun) -> bool:
         load_optimizer(run.trainer.optimizer, loaded, "", loaded.state["optimizer"])
         load_critic(run, loaded)
         for name, norm in loaded.state.get("held_back_norm", {}).items():
-            engines_of(run)[name].lost_on_resume = norm
+            engines_of(run)[name].replicas.lost_on_resume = norm
         run.loader.load_state_dict(loaded.state["loader"])
         run.weight_version = loaded.state["weight_version"]
         run.state.step = loaded.state["step"]

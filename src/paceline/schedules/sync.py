@@ -26,12 +26,12 @@ def train_synchronously(run: Run, recorder: Recorder) -> None:
             if run.critic is not None:
                 for mini_batch in mini_batches(run, batch.groups, step, critic_epochs(run.config)):
                     run.critic.update(mini_batch, recorder.metrics)
-                run.critic.engine.average_replicas(recorder.metrics)
+                run.critic.engine.replicas.average_now(recorder.metrics)
             if step > run.config.critic.pretrain_steps:
                 samples = with_old_logprobs(run.trainer, batch.groups, run.old_logprob.source)
                 for mini_batch in mini_batches(run, samples, step, run.config.batch.num_epochs):
                     run.trainer.update(mini_batch, recorder.metrics)
-                run.trainer.engine.average_replicas(recorder.metrics)
+                run.trainer.engine.replicas.average_now(recorder.metrics)
             run.sync.publish(version=step)
             run.loader.mark_consumed(rollout.prompt_ids)
             run.state.step = step
