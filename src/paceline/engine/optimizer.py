@@ -199,8 +199,8 @@ class MasterAdamW:
                 self._working[name].grad = None
         if self._mesh.tp_group is not None:
             for name in sorted(self._partly_seen & self._masters.keys()):  # frozen ones have no gradient
-                if (partial := self._collected.get(name, self._masters[name].grad)) is not None:
-                    dist.all_reduce(partial, group=self._mesh.tp_group)
+                if (gradient := self._collected.get(name, self._masters[name].grad)) is not None:
+                    dist.all_reduce(gradient, group=self._mesh.tp_group)
 
     def _gradient_norm(self, gradients: Mapping[str, Tensor]) -> Tensor:
         """Norm over all parameters, float32, each counted once however many ranks hold it; the same on every rank."""
