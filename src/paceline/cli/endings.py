@@ -44,11 +44,20 @@ def speaks_for_the_run(placement: Placement | None) -> bool:
     return placement is None or (placement.launcher != "paceline" and placement.local_rank == 0)
 
 
+def _told_launcher(error: Exception, placement: Placement | None) -> bool:
+    """Writes the rank's report, if this is one. False where a full disk takes none: the rank then speaks for itself."""
+    try:
+        if placement is not None:
+            write_report(error, placement)
+    except OSError as unwritten:
+        print(f"the launcher could not be told: {unwritten}", file=sys.stderr)
+        return False
+    return True
+
+
 def refusal(error: ConfigError, placement: Placement | None, lang: str = "en") -> int:
     """Says what is refused, once per node."""
-    if placement is not None:
-        write_report(error, placement)
-    if speaks_for_the_run(placement):
+    if not _told_launcher(error, placement) or speaks_for_the_run(placement):
         for problem in error.problems:
             print(f"{_WORDS[lang]['refused']}{problem.line_in(lang)}", file=sys.stderr)
     return REFUSED
@@ -59,10 +68,8 @@ def failure(error: Exception, placement: Placement | None, lang: str = "en") -> 
 
     A rank that paceline started tells its launcher, which shows the failure that came first, below all else.
     """
-    if placement is not None:
-        write_report(error, placement)
-        if placement.launcher == "paceline":
-            return FAILED
+    if _told_launcher(error, placement) and placement is not None and placement.launcher == "paceline":
+        return FAILED
     words = _WORDS[lang]
     where = "" if placement is None else words["rank"].format(rank=placement.rank)
     traceback.print_exception(error)
