@@ -61,6 +61,7 @@ class RunRecords:
     """Steps that time statistics use, present on every rank."""
     warmup: tuple[int, ...]
     profiled: tuple[int, ...]
+    """Steps with causes. One whose profile was lost is in no statistic of time either."""
 
     @property
     def is_imported(self) -> bool:
@@ -141,13 +142,15 @@ def read_run(
     ranks = {ledger.rank: _steps_of(ledger) for ledger in ledgers}
     common = sorted(set.intersection(*(set(steps) for steps in ranks.values())))
     environment, summary = _read_json(run_dir / "env.json"), _read_json(run_dir / "summary.json")
+    metrics = {record.step: record.metrics for record in read_metrics(run_dir)}
     profiled = tuple(step for step in common if any(step in steps for steps in causes.values()))
+    slowed = {*profiled, *(step for step, values in metrics.items() if values.get("profiled", 0.0) > 0)}
     is_imported = summary.get("status") == "imported"
-    warmup = tuple(step for step in common if step in _first_steps(ledgers, is_imported))
+    warmup = tuple(step for step in common if step in first_steps(ledgers, is_imported))
     used = tuple(
         step
         for step in common
-        if step not in warmup and (is_imported or step not in profiled) and (only is None or step in only)
+        if step not in warmup and (is_imported or step not in slowed) and (only is None or step in only)
     )
     return RunRecords(
         name=str(_mapping(config.get("run")).get("name", run_dir.name)),
@@ -155,7 +158,7 @@ def read_run(
         environment=environment,
         summary=summary,
         ranks=ranks,
-        metrics={record.step: record.metrics for record in read_metrics(run_dir)},
+        metrics=metrics,
         foreign=_read_foreign(run_dir / FOREIGN_FILE),
         causes=causes,
         steps=used or tuple(common),
@@ -183,7 +186,7 @@ def _steps_of(ledger: RankLedger) -> dict[int, RankStep]:
     return found
 
 
-def _first_steps(ledgers: Sequence[RankLedger], is_imported: bool) -> set[int]:
+def first_steps(ledgers: Sequence[RankLedger], is_imported: bool) -> set[int]:
     """The first step of every process; of an imported log only a run's own first step can be known to be one."""
     if is_imported:
         return {1}

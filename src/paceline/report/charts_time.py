@@ -5,8 +5,8 @@ from collections.abc import Sequence
 import plotly.graph_objects as go
 
 from paceline.report import formats
-from paceline.report.palette import UNACCOUNTED, colour_of, ordered
-from paceline.report.theme import Chart, new_figure, number_steps
+from paceline.report.palette import UNACCOUNTED, colour_of, ordered, stage_variable
+from paceline.report.theme import Chart, LegendPart, new_figure, number_steps
 from paceline.report.words import Words
 from paceline.telemetry.records import SectionRecord
 
@@ -24,9 +24,11 @@ def breakdown_chart(steps: Sequence[SectionRecord], words: Words) -> Chart | Non
     positions = [_middle(group) for group in bins]
     labels = [step_label(group, words) for group in bins]
     names = ordered({name for step in steps for name in step.stages} | {UNACCOUNTED})
+    shown = []
     for name in names:
         seconds = [sum(stage_seconds(step, name) for step in group) / len(group) for group in bins]
         if any(seconds):
+            shown.append(name)
             figure.add_trace(_bars(name, words.stage(name), positions, seconds, labels, size))
     number_steps(figure, positions[0], positions[-1], words("axis.step"))
     figure.update_yaxes(title_text=words("axis.seconds"), rangemode="tozero")
@@ -34,7 +36,8 @@ def breakdown_chart(steps: Sequence[SectionRecord], words: Words) -> Chart | Non
         figure.update_xaxes(tickvals=positions, range=[positions[0] - 4, positions[0] + 4])
     binned = words("breakdown.binned", count=size) if size > 1 else ""
     caption = words.sentences(words("breakdown.caption"), binned)
-    return Chart("breakdown", words("breakdown.title"), caption, figure, height=340, zooms=True)
+    drawn = [LegendPart(stage_variable(name), words.stage(name)) for name in shown]
+    return Chart("breakdown", words("breakdown.title"), caption, figure, 340, True, legend=tuple(drawn))
 
 
 def stage_seconds(step: SectionRecord, name: str) -> float:

@@ -111,15 +111,24 @@ def _tiles(one: Figures, two: Figures, words: Words) -> list[Tile]:
 def _tile(
     key: str, first: float | None, second: float | None, form: Callable[[float | None], str], words: Words
 ) -> Tile:
-    note = words("compare.unknown")
-    if first and second is not None:
-        note = words("compare.by", change=f"{(second / first - 1) * 100:+.1f}\u202f%".replace("-", "−"))
+    note = _changed_by(first, second, form, words) or words("compare.unknown")
     return Tile(
         words(f"compare.{key}"),
         f"{form(first)} → {form(second)}",
         note,
         wide=key in ("step_time_s", "tokens_per_s"),
     )
+
+
+def _changed_by(
+    first: float | None, second: float | None, form: Callable[[float | None], str], words: Words
+) -> str:
+    """The change of a figure; of a share in points, for a share of a share is easily misread. Empty where unknown."""
+    if first is None or second is None:
+        return ""
+    if form is formats.share:
+        return words("compare.points", change=f"{(second - first) * 100:+.1f}".replace("-", "−"))
+    return words("compare.by", change=formats.change(first, second)) if first > 0 else ""
 
 
 _TILES: tuple[tuple[str, Callable[[float | None], str]], ...] = (
@@ -162,8 +171,8 @@ def _figure_table(one: Figures, two: Figures, names: tuple[str, str], words: Wor
         before, after = first.get(key), second.get(key)
         if before is None and after is None:
             continue
-        change = f"{(after / before - 1) * 100:+.1f}\u202f%".replace("-", "−") if before and after else ""
-        cells = [Cell(words(f"compare.{key}")), Cell(form(before)), Cell(form(after)), Cell(change)]
+        moved = Cell(_changed_by(before, after, form, words))
+        cells = [Cell(words(f"compare.{key}")), Cell(form(before)), Cell(form(after)), moved]
         rows.append(Row(cells))
     return Table("", words("compare.figures-caption"), columns, rows)
 
@@ -199,7 +208,7 @@ def _stage_table(changes: list[Change], names: tuple[str, str], words: Words) ->
 def _stage_row(change: Change, words: Words) -> Row:
     is_step = change.stage == STEP
     tone: Tone = "" if not change.is_beyond_chance else "good" if change.difference_s < 0 else "bad"
-    share = f"{(change.second_s / change.first_s - 1) * 100:+.0f}\u202f%" if change.first_s else ""
+    share = formats.change(change.first_s, change.second_s, 0) if change.first_s else ""
     return Row(
         [
             Cell(words("stages.step"))
@@ -209,7 +218,7 @@ def _stage_row(change: Change, words: Words) -> Row:
             Cell(formats.seconds(change.second_s)),
             Cell(_signed(change.difference_s), tone=tone),
             Cell(_interval(change), tone="muted"),
-            Cell(share.replace("-", "−")),
+            Cell(share),
         ]
     )
 

@@ -9,7 +9,6 @@ from paceline.report.charts_time import stage_seconds
 from paceline.report.intervals import Z_95
 from paceline.report.palette import UNACCOUNTED, ordered
 from paceline.report.run_data import RunData
-from paceline.telemetry.records import SectionRecord
 
 STEP = "step"
 """Beside the stages: the whole step."""
@@ -46,14 +45,9 @@ class SettingChange:
     second: Any
 
 
-def comparable_steps(run: RunData) -> list[SectionRecord]:
-    """The steps that means are taken over: all but the first, which warms up, unless it is the only one."""
-    return run.timed_steps[1:] or run.timed_steps
-
-
 def stage_changes(first: RunData, second: RunData) -> list[Change]:
     """The whole step, then every stage of either run in the order they run."""
-    one, two = comparable_steps(first), comparable_steps(second)
+    one, two = first.timed_steps, second.timed_steps
     names = ordered({name for step in (*one, *two) for name in step.stages} | {UNACCOUNTED})
     changes = [_change(STEP, [step.wall_s for step in one], [step.wall_s for step in two])]
     for name in names:

@@ -35,9 +35,9 @@ def report_figures(run_dir: Path) -> dict[str, Any]:
     """A run's figures, ready for JSON: None stands for what is not known, never a guess, nan or infinity.
 
     Times in seconds and memory in bytes, of the lowest rank. Keys: `run`, `status`, `message`, `model`, `task`,
-    `algorithm`, `device`, `num_ranks`, `num_steps`, `num_untimed_steps` (profiled: in no time or rate of a step, unless
-    all were), `step_time_s` (mean), `step_time_median_s`, `stages` (mean
-    self-seconds per step), `unaccounted_s` (mean per step), `accounted_fraction` (of the steps' wall time),
+    `algorithm`, `device`, `num_ranks`, `num_steps`, `num_untimed_steps` (warm-up or profiled: in no time or rate
+    of a step, unless all were), `num_warmup_steps` among them, `step_time_s` (mean), `step_time_median_s`, `stages`
+    (mean self-seconds per step), `unaccounted_s` (mean per step), `accounted_fraction` (of the steps' wall time),
     `accounted_fraction_run` (of everything recorded), `wall_s`, `update_actor_share` and `non_training_share` (of step
     time), `tokens_per_s` and `generated_tokens_per_s`, `mfu` (of the actor update) and `mfu_step` (of the whole step),
     `tflops_update_actor`, `peak_tflops`, `accuracy_before`, `accuracy_after`, `accuracy_constant`, `constant_answer`,
@@ -61,7 +61,8 @@ def figures_of(run: RunData) -> dict[str, Any]:
         **identity(run),
         "num_ranks": len(run.ledgers),
         **ledger,
-        "num_untimed_steps": len(run.steps) - len(run.timed_steps),
+        "num_untimed_steps": len(run.untimed),
+        "num_warmup_steps": len(run.untimed & run.warmup),
         **_shares(ledger),
         **_speed(run),
         **accuracy(run),

@@ -4,6 +4,7 @@ import math
 
 _NARROW = "\u202f"  # narrow no-break space between number and unit
 UNKNOWN = "–"
+_MANIFOLD = 10.0
 
 _SI = ((1e18, "E"), (1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 _BINARY = ((2**40, "TiB"), (2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"))
@@ -65,6 +66,14 @@ def share(value: float | None, decimals: int = 1) -> str:
     if float(text) == 100:
         return f"100{_NARROW}%"
     return f"{text}{_NARROW}%"
+
+
+def change(before: float, after: float, decimals: int = 1) -> str:
+    """What came of a value above 0: +12.3 %, or from tenfold on how many times it is."""
+    ratio = after / before
+    if ratio >= _MANIFOLD:
+        return f"×{_NARROW}{number(ratio)}"
+    return f"{(ratio - 1) * 100:+.{decimals}f}{_NARROW}%".replace("-", "−")
 
 
 def points(low: float, high: float) -> str:

@@ -45,7 +45,8 @@ def stage_table(rows: Sequence[StageRow], figures: Mapping[str, Any], main_rank:
         *(Column(words(f"stages.{name}")) for name in names),
     ]
     untimed = figures["num_untimed_steps"]
-    left_out = [words("stages.left-out", count=untimed)] if untimed else []
+    warmup = figures["num_warmup_steps"]
+    left_out = [words("stages.left-out", warmup=warmup, profiled=untimed - warmup)] if untimed else []
     caption = words.sentences(words("stages.caption", rank=main_rank), *left_out, _mfu_note(figures, words))
     body = [_stage_row(row, words) for row in rows]
     return Table(words("stages.title"), caption, columns, body, _step_row(rows, figures, words))

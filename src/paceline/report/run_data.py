@@ -13,6 +13,7 @@ from typing import Any
 import yaml
 
 from paceline.config.yaml_scalars import RecipeLoader
+from paceline.diagnosis.run_records import first_steps
 from paceline.report.words import Words
 from paceline.telemetry.causes.records import RankCauses, read_causes
 from paceline.telemetry.device.records import RankDevice, read_device_samples
@@ -90,15 +91,21 @@ class RunData:
 
     @property
     def timed_steps(self) -> list[SectionRecord]:
-        """Those of `steps` that times are taken from: a profiler makes a step slower. All, where all ran under one."""
+        """Those of `steps` that times are taken from, the same as a diagnosis takes: warm-up makes a step slower, and
+        so does a profiler. All, where none is left."""
         return self.timed_of(self.steps)
 
     @property
     def untimed(self) -> frozenset[int]:
         """Numbers of the steps that no mean time or rate is taken from."""
-        profiled = {step for step, value in self.series("profiled") if value > 0}
-        all_steps = {step.step for step in self.steps}
-        return frozenset() if all_steps <= profiled else frozenset(profiled)
+        left_out = self.warmup | {step for step, value in self.series("profiled") if value > 0}
+        all_steps = {step.step for step in self.steps if step.step is not None}
+        return frozenset() if all_steps <= left_out else frozenset(all_steps & left_out)
+
+    @property
+    def warmup(self) -> frozenset[int]:
+        """Numbers of the first steps of every process."""
+        return frozenset(first_steps(self.ledgers, self.summary.get("status") == "imported"))
 
     def timed_of(self, steps: Sequence[SectionRecord]) -> list[SectionRecord]:
         """Those of a rank's steps that times are taken from."""

@@ -103,6 +103,6 @@ TEXTS: dict[str, tuple[str, str]] = {
     "axis.tokens": ("tokens", "词元数"),
     "axis.nats": ("nats", "nat"),
     "axis.score": ("score", "分数"),
-    "axis.tokens-per-s": ("tokens/s", "token/s"),
+    "axis.tokens-per-s": ("tokens/s", "词元/s"),
     "axis.gib": ("GiB", "GiB"),
 }

@@ -79,8 +79,8 @@ TEXTS: dict[str, tuple[str, str]] = {
         "进程 {rank} 每步的均值。各行之和等于一步。",
     ),
     "stages.left-out": (
-        "Steps that ran under the profiler, {count} here, are in no mean time or rate of this page.",
-        "在性能分析器下运行的 {count} 步不计入本页的平均时间与速率。",
+        "{warmup} warm-up and {profiled} profiled steps are in no mean time or rate of this page.",
+        "{warmup} 个预热步和 {profiled} 个剖析步不计入本页的平均时间与速率。",
     ),
     "stages.no-peak": (
         "No MFU: the peak of this hardware is unknown (telemetry.peak_tflops states one).",
@@ -96,7 +96,7 @@ TEXTS: dict[str, tuple[str, str]] = {
     "stages.share": ("Share", "占比"),
     "stages.tokens": ("Tokens", "词元数"),
     "stages.flops": ("FLOPs", "FLOP"),
-    "stages.tokens-per-s": ("Tokens/s", "token/s"),
+    "stages.tokens-per-s": ("Tokens/s", "词元/s"),
     "stages.tflops": ("TFLOP/s", "TFLOP/s"),
     "stages.mfu": ("MFU", "MFU"),
     "stages.step": ("step", "一步"),
