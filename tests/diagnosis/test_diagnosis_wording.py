@@ -18,6 +18,7 @@ from paceline.diagnosis.wording import (
     prerequisite,
     risk,
     sentence,
+    singular,
     stage_name,
     texts,
 )
@@ -73,6 +74,11 @@ def test_numbers_and_switches_are_worded():
             Finding("slow_rank", "idle", "queue", 1.0, 0.9, 1.1, {"rank": "rank 3", "where": "rollout"}), lang
         )
         assert note("a sentence of an importer", lang) == "a sentence of an importer"
+
+
+def test_what_there_is_one_of_is_no_plural():
+    assert singular("mean of 1 steps on 1 processes") == "mean of 1 step on 1 process"
+    assert singular("0.1 steps, 11 steps, 2,1 steps") == "0.1 steps, 11 steps, 2,1 steps"
 
 
 def test_an_unknown_language_is_refused_by_name():

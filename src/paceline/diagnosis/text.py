@@ -13,6 +13,7 @@ from paceline.diagnosis.wording import (
     risk,
     seconds,
     sentence,
+    singular,
     stage_name,
 )
 
@@ -62,7 +63,7 @@ _HEADS: Mapping[Language, Mapping[str, str]] = {
 
 def diagnosis_text(found: Diagnosis, lang: Language = "en") -> str:
     """The page: head, bottleneck, stages, waits, findings, switches, ranks, drift, notes."""
-    return "\n".join(_lines(found, lang))
+    return singular("\n".join(_lines(found, lang)))
 
 
 def _lines(found: Diagnosis, lang: Language) -> Iterator[str]:

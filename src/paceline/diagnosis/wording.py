@@ -1,6 +1,7 @@
 """Sentences of a diagnosis, in English and Chinese. What they say is in `texts/` and `features.yaml`; numbers are the
 records' own, rounded to three digits."""
 
+import re
 from collections.abc import Mapping
 from functools import lru_cache
 from pathlib import Path
@@ -16,6 +17,7 @@ Language = Literal["en", "zh"]
 LANGUAGES: tuple[Language, ...] = get_args(Language)
 
 _FOLDER = Path(__file__).parent / "texts"
+_ONE_OF_MANY = re.compile(r"(?<![\d.,])1 (step|rank|sample|update|pair|process)(es|s)\b")
 _SHARES = frozenset({"share", "padding_share"})
 _SECONDS = frozenset({"seconds", "per_sample", "overhead", "each", "change", "slope"})
 
@@ -103,6 +105,11 @@ def _shown(name: str, value: float | str, lang: Language) -> str:
     if name == "bandwidth":
         return f"{number(value / 1e6)} MB/s"
     return number(value)
+
+
+def singular(text: str) -> str:
+    """An English text in which nothing is one of several: "1 steps" as "1 step". A Chinese one as it is."""
+    return _ONE_OF_MANY.sub(r"1 \1", text)
 
 
 def number(value: float) -> str:

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from paceline.diagnosis.wording import number, percent, seconds
+from paceline.diagnosis.wording import number, percent, seconds, singular
 
 Unit = Literal["s", "share", "count", "ratio", "id"]
 
@@ -61,7 +61,7 @@ class Phrases:
                 shown[name] = value.text
             else:
                 shown[name] = value
-        return content.format(**shown)
+        return singular(content.format(**shown))
 
     def listed(self, items: list[str]) -> str:
         """Several things in a row."""
