@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
-from tiny_runs import ROLLOUT_CLOCKS, tiny_sections, write_prompts
+from tiny_runs import ROLLOUT_CLOCKS, tiny_sections, write_prompts, write_tiny_model
 
 from paceline.config import ConfigError, load_config
 from paceline.schedules import run_training
@@ -223,6 +223,36 @@ def test_a_finished_run_started_again_trains_nothing_more(tmp_path):
     again = train(tmp_path)
     assert again.summary["status"] == "completed"
     assert learned(again.run_dir) == before
+
+
+def test_a_resume_with_other_settings_says_which_and_keeps_those_before(tmp_path, capsys):
+    train(tmp_path, run={"num_steps": 1}, batch={"token_budget": "auto"})
+    capsys.readouterr()
+    changes = {"train": {"lr": 1e-4}, "run": {"num_steps": 2}, "batch": {"token_budget": "auto"}}
+    result = train(tmp_path, **changes)
+    said = " ".join(capsys.readouterr().out.split())
+    assert "settings changed since: run.num_steps: 1 -> 2; train.lr: 0.001 -> 0.0001 resumed" in said
+    before = load_config(result.run_dir / "config.until_step_1.yaml")
+    now = load_config(result.run_dir / "config.yaml")
+    assert (before.train.lr, now.train.lr) == (1e-3, 1e-4)
+
+    edited = result.run_dir / "config.yaml"  # the run's own file, changed by hand
+    edited.write_text(edited.read_text().replace("num_steps: 2", "num_steps: 3"))
+    run_training(load_config(edited))
+    assert "settings changed since: run.num_steps: 2 -> 3" in " ".join(capsys.readouterr().out.split())
+    run_training(load_config(edited))
+    assert "settings changed" not in capsys.readouterr().out
+
+
+def test_a_kl_is_not_measured_against_another_model_after_a_resume(tmp_path):
+    kl = {"algorithm": {"kl_coefficient": 0.1}}
+    train(tmp_path, run={"num_steps": 1}, **kl)
+    write_tiny_model(tmp_path / "other")
+    with pytest.raises(ConfigError, match="the model that the run began with") as refused:
+        train(tmp_path, run={"num_steps": 2}, model={"path": str(tmp_path / "other")}, **kl)
+    assert (refused.value.key, refused.value.nearest) == ("model.path", str(tmp_path / "model"))
+    before = load_config(tmp_path / "runs" / "r" / "config.yaml")
+    assert before.model.path == str(tmp_path / "model")
 
 
 def test_dynamic_sampling_that_dries_up_stops_at_its_bound_and_says_so(tmp_path):

@@ -11,17 +11,26 @@ from paceline.config.arithmetic import (
 )
 from paceline.config.decisions import Decision, decide_old_logprob
 from paceline.config.errors import ConfigError
-from paceline.config.loading import dump_config, explain, load_config, load_sft_config
+from paceline.config.loading import (
+    Change,
+    changed_settings,
+    dump_config,
+    explain,
+    load_config,
+    load_sft_config,
+)
 from paceline.config.schema import Config
 from paceline.config.sft import describe_sft, require_command
 
 __all__ = [
     "BatchArithmetic",
+    "Change",
     "Config",
     "ConfigError",
     "Decision",
     "allowed_new_tokens",
     "batch_arithmetic",
+    "changed_settings",
     "check_context",
     "check_lengths",
     "decide_old_logprob",

@@ -8,6 +8,7 @@ import difflib
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
@@ -118,6 +119,36 @@ def parse_override(override: str) -> dict[str, Any]:
 def dump_config(config: Config) -> str:
     """YAML that `load_config` reads back to an equal `Config`."""
     return write_yaml(config.model_dump(mode="json"))
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """A setting of two configs that is not the same in both."""
+
+    before: Any
+    after: Any
+
+    def __str__(self) -> str:
+        return f"{self.before} -> {self.after}"
+
+
+def changed_settings(before: str, after: str) -> dict[str, Change]:
+    """How two texts of `dump_config` differ, by dotted name of the setting.
+
+    A setting that one of them lacks (another version wrote it) is left out; so all are, of an empty text.
+    """
+    old, new = (dict(_leaves(parse_yaml(text) or {}, "")) for text in (before, after))
+    return {
+        name: Change(old[name], value) for name, value in new.items() if name in old and old[name] != value
+    }
+
+
+def _leaves(value: Any, name: str) -> Iterator[tuple[str, Any]]:
+    if not isinstance(value, Mapping):
+        yield name, value
+        return
+    for key, inner in value.items():
+        yield from _leaves(inner, f"{name}.{key}" if name else str(key))
 
 
 def _checked_sections(layer: Mapping[str, Any]) -> dict[str, dict[str, Any]]:

@@ -35,8 +35,8 @@ class RunFolder:
     resumes: bool
     is_writer: bool = True
     """Whether this process writes what there is once for all ranks; where not, `write_` methods do nothing."""
-    new_config: str | None = None
-    """The config.yaml of a run that was there already; its own stays until this one is known to start."""
+    config_text: str = ""
+    """config.yaml of this start. That of a run which was there already stays until this one is known to start."""
 
     @contextmanager
     def process_recorded(self) -> Iterator[None]:
@@ -57,8 +57,13 @@ class RunFolder:
 
     def write_config(self) -> None:
         """config.yaml of a run that goes on: what it goes on with."""
-        if self.is_writer and self.new_config is not None:
-            (self.path / "config.yaml").write_text(self.new_config, encoding="utf-8")
+        if self.is_writer and self.resumes:
+            write_whole(self.path / "config.yaml", self.config_text)
+
+    def keep_config(self, step: int, text: str) -> None:
+        """config.until_step_{n}.yaml: the settings that the steps up to `step` were made with, now that they change."""
+        if self.is_writer:
+            write_whole(self.path / f"config.until_step_{step}.yaml", text)
 
     def write_environment(
         self, model: CausalModel, probe: ProbeResult | None, features: Mapping[str, Any] | None = None
@@ -180,6 +185,6 @@ def _opened(config: Config, path: Path) -> RunFolder:
         raise _nothing_to_resume(path)
     text = dump_config(config)
     if holds_run:
-        return RunFolder(path, resumes=True, new_config=text)
-    (path / "config.yaml").write_text(text, encoding="utf-8")
-    return RunFolder(path, resumes=False)
+        return RunFolder(path, resumes=True, config_text=text)
+    write_whole(path / "config.yaml", text)
+    return RunFolder(path, resumes=False, config_text=text)

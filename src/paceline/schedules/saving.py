@@ -9,7 +9,7 @@ from torch.distributed.tensor import DTensor
 from transformers import PreTrainedTokenizerBase
 
 from paceline.checkpoint import Held, Loaded, Piece, export_hf, replaced_folder
-from paceline.config import Config, ConfigError
+from paceline.config import Change, Config, ConfigError, changed_settings
 from paceline.engine.critic import CriticEngine
 from paceline.engine.model_engine import ModelEngine
 from paceline.engine.optimizer import MOMENTS, MasterAdamW
@@ -41,6 +41,7 @@ def save(run: AnyRun) -> float:
         "loader": run.loader.state_dict(),
         "weight_version": run.weight_version,
         "seed": run.config.run.seed,
+        "config": run.folder.config_text,
         "task": prompt_settings(run.config),
         "lora": adapter_identity(run.config),
         "critic": None if critic is None else critic.optimizer.state(),
@@ -123,6 +124,8 @@ def resume(run: AnyRun) -> bool:
             )
         check_prompts(run.config, loaded.state, run.loader.fingerprint)
         check_adapters(run.config, loaded.state)
+        changed = changed_settings(loaded.state.get("config", ""), run.folder.config_text)
+        check_reference(run.config, changed)
         load_optimizer(run.trainer.optimizer, loaded, "", loaded.state["optimizer"])
         load_critic(run, loaded)
         for name, norm in loaded.state.get("held_back_norm", {}).items():
@@ -132,6 +135,11 @@ def resume(run: AnyRun) -> bool:
         run.state.step = loaded.state["step"]
         run.state.figures = loaded.state["figures"]
     run.folder.write_config()
+    if changed:
+        run.folder.keep_config(run.state.step, loaded.state["config"])
+        run.display.note(
+            f"  settings changed since: {'; '.join(f'{name}: {change}' for name, change in changed.items())}"
+        )
     run.display.note(f"  resumed after step {run.state.step} from {found.path}")
     return True
 
@@ -189,6 +197,20 @@ def check_prompts(config: Config, state: Mapping[str, Any], fingerprint: str) ->
             changed.append(ConfigError(f"task.{name}", value, rule, before))
     if changed:
         raise ConfigError.join(changed)
+
+
+def check_reference(config: Config, changed: Mapping[str, Change]) -> None:
+    """Raises `ConfigError` when the KL would be measured against another model than before.
+
+    Adapters stand on their base, which `check_adapters` compares. Without a KL nothing is read from `model.path` but
+    the shape: the weights come from the checkpoint.
+    """
+    if config.algorithm.kl_coefficient == 0.0 or config.lora.rank:
+        return
+    for name in ("model.path", "model.revision"):
+        if (change := changed.get(name)) is not None:
+            rule = "the KL is measured against the model that the run began with, and that was another"
+            raise ConfigError(name, change.after, rule, str(change.before))
 
 
 def adapter_identity(config: Config) -> dict[str, Any] | None:
