@@ -170,6 +170,20 @@ def test_a_setting_becomes_ours(changes: dict[str, str], expected: dict[str, Any
     assert translation.problems == ()
 
 
+def test_settings_of_vllm_are_said_in_the_words_of_the_engine_here() -> None:
+    """The native engine generates; who wants vLLM can paste what stands there."""
+    changes = {f"{R}.gpu_memory_utilization": "0.7", f"{R}.cudagraph_capture_sizes": "[1,2,4]"}
+    translation = translated_settings({f"{R}.name": "vllm", f"{R}.max_num_seqs": "96", **changes})
+    (said,) = [text for text in translation.differs if "rollout.engine=vllm" in text]
+    overrides = said.partition("launch sets: ")[2].rstrip(")").split()
+    sections = {name: dict(content) for name, content in translation.sections.items()}
+    sections["rollout"].pop("max_running")  # the native engine's
+    config = load_config(None, overrides, sections=sections)
+    assert config.rollout.vllm.gpu_memory_utilization == 0.7 and config.rollout.vllm.max_num_seqs == 96
+    assert config.rollout.vllm.cudagraph_capture_sizes == (1, 2, 4)
+    assert not [key for key in translation.missing if "gpu_memory" in key]
+
+
 @pytest.mark.parametrize(
     ("key", "text"),
     [

@@ -27,13 +27,15 @@ def ulysses_suits_the_heads(launch: VerlLaunch) -> Iterator[Hit]:
     if model is None:
         return
     allowed = allowed_sequence_parallel(model)
+    devices = launch.num_devices
+    possible = [size for size in allowed if not devices or devices % size == 0]
     for key, size in _ulysses(launch):
         if size not in allowed:
             why = (
                 f"the model has {model.num_heads} heads and {model.num_kv_heads} key-value heads: the size must divide "
                 "the heads, and it and the key-value heads one another"
             )
-            yield Hit(key, size, ", ".join(map(str, allowed)), why)
+            yield Hit(key, size, ", ".join(map(str, possible)), why)
 
 
 def ulysses_divides_the_devices(launch: VerlLaunch) -> Iterator[Hit]:

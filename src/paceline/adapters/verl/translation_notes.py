@@ -13,14 +13,26 @@ _REASONS: tuple[tuple[str, str], ...] = (
     (r"enable_chunked_prefill$|enable_prefix_caching$|calculate_log_probs$|rollout\.mode$", _ALWAYS_SO),
     (r"entropy_from_logits|entropy_checkpointing|use_fused_kernels", _ALWAYS_SO),
     (r"^trainer\.use_v1$|^data\.return_raw_chat$|reward_manager$|async_save$", _ALWAYS_SO),
-    (r"param_offload|optimizer_offload|grad_offload", "no offloading of this kind here"),
-    (r"^actor_rollout_ref\.rollout\.multi_turn", "no tools or several turns here"),
-    (r"^actor_rollout_ref\.rollout\.agent", "no agent loops here"),
+    (
+        r"param_offload|optimizer_offload|grad_offload",
+        "optimiser states (train.optimizer_offload) and a reference's weights are offloaded here, trained ones are not",
+    ),
+    (
+        r"^actor_rollout_ref\.rollout\.multi_turn",
+        "tools are Python functions in agent.tools here (docs/agents.md); verl's tool files are not read",
+    ),
+    (
+        r"^actor_rollout_ref\.rollout\.agent",
+        "an agent's loop is a program of yours here: agent.program (docs/agents.md)",
+    ),
     (
         r"^actor_rollout_ref\.rollout\.checkpoint_engine",
-        "trainer and engine share the weights: nothing is sent",
+        "the native engine shares the trainer's weights: nothing is sent",
     ),
-    (r"^actor_rollout_ref\.rollout\.", "a setting of vLLM or SGLang; the native engine has none like it"),
+    (
+        r"^actor_rollout_ref\.rollout\.",
+        "a setting of vLLM or SGLang that section rollout does not have",
+    ),
     (r"^reward_model\.|^reward\.", "a reward is a function (task.reward) or a source (reward.sources) here"),
     (r"override_transformer_config|\.megatron\.", "a setting of Megatron's"),
     (r"^critic\.", "the critic shares what is not in section critic with the actor"),

@@ -1,5 +1,6 @@
 """Batch, model, task, rollout, optimiser, run and devices of a launch in paceline's words."""
 
+import json
 import re
 from pathlib import PurePath
 from typing import Any
@@ -7,6 +8,19 @@ from typing import Any
 from paceline.adapters.verl.batch_sizes import micro_batch_per_device
 from paceline.adapters.verl.defaults import ACTOR, MODEL, REF, ROLLOUT
 from paceline.adapters.verl.translation_state import Translator
+from paceline.config.engine_schema import VllmSection
+
+VLLM_KEYS = {
+    "tensor_model_parallel_size": "tensor_parallel_size",
+    **{
+        name: name
+        for name in (
+            *("gpu_memory_utilization", "max_num_batched_tokens", "max_num_seqs", "enforce_eager"),
+            *("enable_chunked_prefill", "enable_prefix_caching", "cudagraph_capture_sizes"),
+        )
+    },
+}
+"""verl's settings of vLLM, and their names in section `rollout.vllm`."""
 
 _SCHEDULES = {"constant": "constant", "cosine": "cosine"}
 
@@ -190,13 +204,27 @@ def _rollout(state: Translator) -> None:
     state.copy(f"{ROLLOUT}.ignore_eos", "rollout.ignore_eos")
     if state.launch.is_set(f"{ROLLOUT}.max_num_seqs"):
         state.copy(f"{ROLLOUT}.max_num_seqs", "rollout.max_running")
-    engine = state.take(f"{ROLLOUT}.name")
-    if engine is not None:
-        state.differs.append(
-            f"{engine} generates there; here the native engine does, on the trainer's own weights"
-        )
+    _engine(state)
     if state.take(f"{ROLLOUT}.top_k") not in (-1, 0, None):
         state.missing[f"{ROLLOUT}.top_k"] = "training samples the whole distribution"
+
+
+def _engine(state: Translator) -> None:
+    """The recipe generates with the native engine; of vLLM's settings it is said how to have vLLM with them here."""
+    engine = state.take(f"{ROLLOUT}.name")
+    settings = []
+    for key, name in VLLM_KEYS.items():
+        if engine == "vllm" and state.launch.is_set(f"{ROLLOUT}.{key}"):
+            value = state.take(f"{ROLLOUT}.{key}")
+            if value != VllmSection.model_fields[name].default:
+                settings.append(f"rollout.vllm.{name}={json.dumps(value, separators=(',', ':'))}")
+    if engine is None:
+        return
+    said = f"{engine} generates there; here the native engine does, on the trainer's own weights"
+    if engine == "vllm":
+        wanted = " ".join(["rollout.engine=vllm", *settings])
+        said += f" (vLLM, with what the launch sets: {wanted})"
+    state.differs.append(said)
 
 
 def _float(value: Any) -> float | None:
