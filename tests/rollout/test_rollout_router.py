@@ -251,6 +251,49 @@ def test_a_wake_up_that_fails_half_way_releases_everything_and_can_be_tried_agai
     assert tokens(together.generate(asked, ANY_LENGTH)) == [expected(r, whole=False) for r in asked]
 
 
+def test_a_replica_that_cannot_wake_up_at_once_is_asked_again(router):
+    together = router(1, {"0": {"wake_failures": 2}})
+    together.sleep()
+    asked = requests(2, 2)
+    assert tokens(together.generate(asked, ANY_LENGTH)) == [expected(r, whole=False) for r in asked]
+    assert together.stats.num_refusals == 2 and together.stats.num_dead_replicas == 0
+
+
+def test_a_replica_that_never_wakes_up_ends_the_run_with_its_name_and_cause(router):
+    together = router(1, {"0": {"wake_failures": 10**9}}, max_restarts=0, refusal_limit_s=1.5)
+    together.sleep()
+    with pytest.raises(ReplicaDiedError, match=r"worker 0.*refused work for .*no room for the cache"):
+        together.generate(requests(2, 2), ANY_LENGTH)
+
+
+def test_samples_of_a_replica_that_never_wakes_up_are_done_by_the_others(router):
+    never = {"wake_failures": 10**9}
+    together = router(2, {"0": never, "1": {"delay_s": 0.02}}, max_restarts=0, refusal_limit_s=0.0)
+    together.sleep()
+    asked = requests(3, 2)
+    assert tokens(together.generate(asked, ANY_LENGTH)) == [expected(r, whole=False) for r in asked]
+    assert together.stats.num_refusals == together.stats.num_dead_replicas == 1
+    assert together.stats.num_redone_samples == 0  # it had begun none
+
+
+@pytest.mark.parametrize("call", ["sleep", "wake", "score"])
+def test_a_replica_that_is_dead_when_it_is_asked_for_something_is_started_anew(router, call):
+    together = router(2)
+    together.load_weights(WEIGHTS, version=4)
+    if call == "wake":
+        together.sleep()
+    dead = together.replicas["1"].pid
+    os.kill(dead, signal.SIGKILL)
+    arguments = ([[1, 2, 3]],) if call == "score" else ()
+    answer = getattr(together, call)(*arguments)
+    assert answer == ([[-4.0, -4.0]] if call == "score" else None)
+    assert "worker 1" in together.deaths[0]
+    asked = requests(2, 2)
+    groups = together.generate(asked, ANY_LENGTH)
+    assert tokens(groups) == [expected(r, whole=False) for r in asked]
+    assert {sample.weight_version for group in groups for sample in group} == {4}
+
+
 def test_a_sleeping_engine_is_woken_by_a_request():
     engine = toy("one")
     engine.wait_ready()

@@ -94,8 +94,8 @@ class ReplicasSection(Section):
     """Unfinished samples handed to one replica; the rest wait in the global queue for whichever is free first. Default:
     twice what a replica runs at a time."""
     timeout_s: PositiveFloat = 600.0
-    """Seconds without a sign of life from a replica with work, after which it counts as dead; its samples are done
-    again elsewhere."""
+    """Seconds without a sign of life from a replica with work, or of nothing but refusals, after which it counts as
+    dead; its samples are done again elsewhere."""
     start_timeout_s: PositiveFloat = 900.0
     """Seconds a replica may take to start."""
     max_restarts: NonNegative = 2

@@ -48,7 +48,7 @@ class RolloutStats:
     """Counts of one `generate` call. Tokens are those computed or produced, not those padded.
 
     `num_cached_tokens` are prompt tokens that a prefix cache held; `num_redone_samples` began again because the replica
-    that had begun them died.
+    that had begun them died; `num_refusals` times a replica could take none, and they waited for it or went elsewhere.
     """
 
     num_prompt_tokens: int = 0
@@ -64,6 +64,7 @@ class RolloutStats:
     num_cached_tokens: int = 0
     num_redone_samples: int = 0
     num_dead_replicas: int = 0
+    num_refusals: int = 0
     num_drafted_tokens: int = 0
     num_accepted_drafts: int = 0
 

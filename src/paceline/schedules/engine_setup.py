@@ -189,6 +189,7 @@ def _open_replicas(site: EngineSite) -> ReplicaRouter:
         replicas.affinity_margin,
         replicas.max_queued or 2 * _running_at_a_time(config),
         replicas.max_restarts,
+        replicas.timeout_s,
         transfer,
     )
     return ReplicaRouter(settings, open_replica, generation_flops(site.model.shape))

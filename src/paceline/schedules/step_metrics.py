@@ -102,6 +102,7 @@ def _record_engine(stats: RolloutStats, metrics: MetricAccumulator) -> None:
     metrics.add("rollout/cached_tokens", stats.num_cached_tokens)
     metrics.add("rollout/redone_samples", stats.num_redone_samples)
     metrics.add("rollout/dead_replicas", stats.num_dead_replicas)
+    metrics.add("rollout/refusals", stats.num_refusals)
 
 
 def _record_verdicts(rollout: Rollout, batch: CreditedBatch, metrics: MetricAccumulator) -> None:

@@ -198,6 +198,7 @@ rollout/accepted_drafts | sum | tokens | Those of them that the model drew, each
 rollout/cached_tokens | sum | tokens | Prompt tokens not computed because the engine's prefix cache held them.
 rollout/redone_samples | sum | samples | Samples begun again because the replica that had begun them died.
 rollout/dead_replicas | sum | replicas | Rollout replicas that died.
+rollout/refusals | sum | refusals | Times a replica could take no samples, say for want of memory; they waited.
 prompts/consumed | sum | prompts | Prompts the step consumed; the loader's saved position counts these.
 weight_version | last | version | Version of the weights after the step.
 profiled | max | steps | 1 in a step that ran under the profiler, and so slower: leave it out of statistics of time.

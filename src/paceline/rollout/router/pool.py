@@ -3,23 +3,26 @@
 A replica that is started anew gets the weights of the last load, whose files are kept for it until the next.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 
 from torch import Tensor
 
-from paceline.rollout.errors import ReplicaDiedError, ReplicaError
+from paceline.rollout.errors import ReplicaDiedError, ReplicaError, ReplicaRefusedError
 from paceline.rollout.remote.weight_files import Offer, offered
 from paceline.rollout.replica import Published, Replica
 from paceline.rollout.router.queue import SampleKey
 from paceline.rollout.router.settings import OpenReplica, RouterSettings
 from paceline.sync.fingerprint import fingerprint
 
+_REFUSAL_PAUSE_S = 1.0
+
 
 @dataclass(slots=True)
 class HeldReplica:
-    """A replica, what it was given, and until when it takes nothing more (on the monotonic clock)."""
+    """A replica, what it was given, and until when it takes nothing more since when (on the monotonic clock)."""
 
     replica: Replica
     requests: dict[int, tuple[SampleKey, ...]] = field(default_factory=dict)
@@ -27,6 +30,7 @@ class HeldReplica:
     pending: set[SampleKey] = field(default_factory=set)
     """Those that have not ended."""
     refused_until: float = 0.0
+    refusing_since: float | None = None
 
 
 class ReplicaPool:
@@ -78,7 +82,18 @@ class ReplicaPool:
             self.kill()
             raise
 
-    # --- death and return ---
+    # --- refusal, death and return ---
+
+    def pause(self, name: str, error: ReplicaRefusedError) -> None:
+        """A replica has said no, for want of memory to wake up say: it is asked again in a moment. One that has said
+        nothing else for too long counts as dead."""
+        held, now = self._held[name], time.monotonic()
+        held.refused_until = now + _REFUSAL_PAUSE_S
+        if held.refusing_since is None:
+            held.refusing_since = now
+        if now - held.refusing_since >= self._settings.refusal_limit_s:
+            cause = f"has refused work for {now - held.refusing_since:.0f} s, now with {error.cause}"
+            self.bury(name, ReplicaDiedError(name, cause, error.stage))
 
     def bury(self, name: str, error: ReplicaDiedError) -> None:
         """Takes a dead replica out and starts it anew, as long as restarts are left.
@@ -140,25 +155,51 @@ class ReplicaPool:
                 self.bury(name, error)
 
     def sleep(self) -> None:
-        """All replicas give memory back."""
-        for held in self._held.values():
+        """All replicas give memory back; a dead one has."""
+        for name, held in self:
+            self._sleep(name, held)
+
+    def _sleep(self, name: str, held: HeldReplica) -> None:
+        try:
             held.replica.sleep()
+        except ReplicaDiedError as error:
+            self.bury(name, error)
 
     def wake(self) -> None:
-        """All replicas take their memory again, or none does.
+        """All replicas take their memory again, or none does; dead ones are left out.
 
         Raises:
-            ReplicaError: one could not; those that had are asleep again, and `wake` may be tried again.
+            ReplicaRefusedError: one could not; those that had are asleep again, and `wake` may be tried again.
+            ReplicaDiedError: all replicas are dead, and none may be started anew.
         """
-        woken: list[Replica] = []
-        for held in self._held.values():
+        woken: list[tuple[str, HeldReplica]] = []
+        for name, held in self:
             try:
                 held.replica.wake()
+            except ReplicaDiedError as error:
+                self.bury(name, error)
             except ReplicaError:
                 for one in woken:
-                    one.sleep()
+                    self._sleep(*one)
                 raise
-            woken.append(held.replica)
+            else:
+                woken.append((name, held))
+
+    def score(self, prompts: Sequence[Sequence[int]]) -> list[list[list[float]] | None]:
+        """What every replica says of the log-probs of prompts; at least one is asked.
+
+        Raises:
+            ReplicaDiedError: all replicas are dead, and none may be started anew.
+        """
+        found: list[list[list[float]] | None] = []
+        while not found:
+            self.adopt_started()
+            for name, held in self:
+                try:
+                    found.append(held.replica.score(prompts))
+                except ReplicaDiedError as error:
+                    self.bury(name, error)
+        return found
 
     # --- the end ---
 

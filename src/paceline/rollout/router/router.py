@@ -27,7 +27,6 @@ from paceline.rollout.router.settings import OpenReplica, RouterSettings
 from paceline.types import Sample
 
 _STEP_WAIT_S = 0.5
-_REFUSAL_PAUSE_S = 1.0
 
 
 class ReplicaRouter:
@@ -130,16 +129,17 @@ class ReplicaRouter:
         held.pending.update(samples)
         try:
             local_id = held.replica.submit(opened.part(samples), opened.params)
-        except ReplicaRefusedError:
+        except ReplicaRefusedError as error:
             held.pending.difference_update(samples)
-            held.refused_until = time.monotonic() + _REFUSAL_PAUSE_S
             for _ in samples:
                 self._balancer.release(name)
             self._queue.put_back(sorted(samples))
+            self._counts.update(num_refusals=1)
+            self._pool.pause(name, error)
         except ReplicaDiedError as error:
             self._pool.bury(name, error)
         else:
-            held.requests[local_id] = samples
+            held.requests[local_id], held.refusing_since = samples, None
 
     def _news_of(self, name: str, held: HeldReplica) -> list[SampleEvent]:
         try:
@@ -270,8 +270,7 @@ class ReplicaRouter:
     def score(self, prompts: Sequence[Sequence[int]]) -> list[list[float]] | None:
         """Log-probs of prompts from every replica, averaged nowhere: those of the replica that is furthest from the
         first. None where replicas cannot say."""
-        found = [replica.score(prompts) for replica in self.replicas.values()]
-        known = [one for one in found if one is not None]
+        known = [one for one in self._pool.score(prompts) if one is not None]
         return max(known, key=lambda one: _distance(one, known[0]), default=None)
 
     def sleep(self) -> None:

@@ -18,4 +18,5 @@ class RouterSettings:
     affinity_margin: int = 8
     max_queued: int | None = None
     max_restarts: int = 2
+    refusal_limit_s: float = 600.0
     transfer: WeightTransfer = BY_FILE
