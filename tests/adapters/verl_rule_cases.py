@@ -196,7 +196,7 @@ CASES: dict[str, Case] = {
         {f"{A}.fsdp_config.ulysses_sequence_parallel_size": "8"},
         f"{A}.ulysses_sequence_parallel_size",
         {f"{A}.fsdp_config.ulysses_sequence_parallel_size": "4"},
-        suggested="1, 2, 4, 28",
+        suggested="1, 2, 4",
     ),
     "parallel/ulysses-devices": Case(
         {f"{A}.fsdp_config.ulysses_sequence_parallel_size": "4", "trainer.n_gpus_per_node": "6"},
