@@ -122,7 +122,6 @@ def resume(run: AnyRun) -> bool:
                 "a resumed run keeps its master seed, or prompts and samples would repeat",
                 str(loaded.state["seed"]),
             )
-        check_prompts(run.config, loaded.state, run.loader.fingerprint)
         check_adapters(run.config, loaded.state)
         changed = changed_settings(loaded.state.get("config", ""), run.folder.config_text)
         check_reference(run.config, changed)
@@ -130,6 +129,7 @@ def resume(run: AnyRun) -> bool:
         load_critic(run, loaded)
         for name, norm in loaded.state.get("held_back_norm", {}).items():
             engines_of(run)[name].replicas.lost_on_resume = norm
+        check_prompts(run.config, loaded.state, run.loader.fingerprint)
         run.loader.load_state_dict(loaded.state["loader"])
         run.weight_version = loaded.state["weight_version"]
         run.state.step = loaded.state["step"]
