@@ -6,10 +6,15 @@ from test_rollout_native import EOS, HEADER, SAMPLED, Words, requests, tokens
 from test_rollout_native import engine as slot_engine
 from tiny_models import FAMILIES, tiny_model
 
+from paceline.batching.prefixes import PackItem, build_pack
+from paceline.model.inputs import packed_inputs, score
+from paceline.model.logprob_head import HeadSettings
 from paceline.rollout import RolloutRequest, SamplingParams
 from paceline.rollout.native.paged import PagedEngine, PagedLimits
 from paceline.telemetry.ledger import Ledger
 from paceline.types import Prompt
+
+ENDLESS = SamplingParams(1.0, frozenset(), ignore_stop=True)
 
 
 def paged(family="llama", max_running=64, budget=4096, page_tokens=4, **limits):
@@ -204,6 +209,39 @@ def test_tokens_say_which_version_sampled_them_and_new_requests_share_no_old_pag
         assert sample.weight_version == 0
         assert sorted(sample.token_versions) == list(sample.token_versions)
         assert set(sample.token_versions) == {0, 5}
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_a_sample_resumed_under_new_weights_is_theirs_beside_siblings_on_old_pages(overlap):
+    """Case 30 (b): its prefix and its prompt are computed anew, though others of its prompt hold the old pages."""
+    native = paged(overlap=overlap)
+    asked = RolloutRequest(requests()[0].prompt, (1, 2), 16)
+    stays, leaves = native.submit(asked, ENDLESS), native.submit(asked, ENDLESS)
+    events = [event for _ in range(4) for event in native.step()]
+    cut = sorted(
+        (e.finished for e in native.abort(leaves) if e.finished is not None), key=lambda s: s.sample_index
+    )
+    kept = [len(sample.token_ids) for sample in cut]
+    assert min(kept) > 0 and native.num_held_pages > 0
+    model = native._model.module
+    scaled = {name: p.detach() * 1.1 for name, p in model.named_parameters() if "proj" in name}
+    native.load_weights(scaled.items(), version=3)
+    again = native.submit(RolloutRequest(asked.prompt, asked.seeds, 16, tuple(cut)), ENDLESS)
+    while native.has_work:
+        events += native.step()
+    resumed = {e.sample_index: e.finished for e in events if e.request_id == again and e.finished is not None}
+    assert sorted({e.request_id for e in events if e.finished is not None}) == [stays, again]
+    for index, sample in resumed.items():
+        assert sample.token_versions == (0,) * kept[index] + (3,) * (16 - kept[index])
+        assert sample.token_ids[: kept[index]] == cut[index].token_ids
+        assert sample.logprobs[: kept[index]] == cut[index].logprobs
+        items = [PackItem(asked.prompt.token_ids, (sample.token_ids,))]
+        inputs = packed_inputs(build_pack(items, share_prefixes=False), native._model.device)
+        with torch.no_grad():
+            expected, _ = score(native._model, inputs, HeadSettings(1.0, None, 16))
+        found = torch.tensor(sample.logprobs)
+        torch.testing.assert_close(found[kept[index] :], expected[kept[index] :], rtol=0, atol=1e-5)
+        assert (found - expected)[: kept[index]].abs().max() > 1e-3  # the old weights said otherwise
 
 
 def test_a_name_the_model_does_not_have_changes_no_version():
