@@ -9,7 +9,7 @@ from paceline.model.inputs import packed_inputs, score
 from paceline.model.logprob_head import HeadSettings
 from paceline.rollout import NativeEngine, RolloutRequest, SamplingParams
 from paceline.rollout.native.engine import EngineLimits
-from paceline.rollout.native.sampling import sample_tokens, uniform_numbers
+from paceline.rollout.native.sampling import draw_by_numbers, sample_tokens, uniform_numbers
 from paceline.rollout.native.scheduler import Scheduler, Submission
 from paceline.telemetry.ledger import Ledger
 from paceline.types import Prompt
@@ -217,3 +217,17 @@ def test_frequencies_follow_the_distribution_and_impossible_tokens_never_appear(
     torch.testing.assert_close(found, expected, atol=0.015, rtol=0)
     assert found[2] == 0
     torch.testing.assert_close(logprobs, expected.log()[drawn])
+
+
+def test_a_number_that_float32_rounds_up_to_one_draws_no_impossible_token():
+    numbers = torch.tensor([0.0, 0.49, 0.51, 1.0 - 2.0**-53, 1.0])
+    logits = torch.tensor([[0.0, float("-inf"), 0.0, float("-inf")]]).repeat(5, 1)
+    assert draw_by_numbers(logits.log_softmax(-1), numbers).tolist() == [0, 0, 2, 2, 2]
+
+
+def test_drawn_log_probs_are_those_at_the_temperature():
+    """Case 21: logits [2, 0] at temperature 0.5."""
+    drawn, logprobs = sample_tokens(torch.tensor([[2.0, 0.0]]).repeat(400, 1) / 0.5, range(400), [0] * 400)
+    assert set(drawn.tolist()) == {0, 1}
+    expected = torch.tensor([-0.018150, -4.018150])[drawn]
+    torch.testing.assert_close(logprobs, expected, rtol=0, atol=1e-6)

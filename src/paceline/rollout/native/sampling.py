@@ -39,9 +39,18 @@ def sample_tokens(
         tokens_R = log_p_RV.argmax(dim=-1)
     else:
         numbers = torch.from_numpy(uniform_numbers(seeds, positions)).to(logits_RV.device, torch.float32)
-        cdf_RV = log_p_RV.exp().cumsum(dim=-1)
-        # scaled by the last entry: rounding leaves the total a hair off 1
-        thresholds_R = numbers * cdf_RV[:, -1]
-        tokens_R = torch.searchsorted(cdf_RV, thresholds_R[:, None], right=True).squeeze(-1)
-        tokens_R = tokens_R.clamp_(max=logits_RV.shape[-1] - 1)
+        tokens_R = draw_by_numbers(log_p_RV, numbers)
     return tokens_R, log_p_RV.gather(-1, tokens_R[:, None]).squeeze(-1)
+
+
+def draw_by_numbers(log_p_RV: Tensor, numbers_R: Tensor) -> Tensor:
+    """The token at which the cumulated probabilities pass each row's number, int64 [R].
+
+    In float32 a number just below 1 may be 1, and pass them all: it stands for the last token that adds to them, never
+    for one behind it that cannot be.
+    """
+    cdf_RV = log_p_RV.exp().cumsum(dim=-1)
+    totals_R1 = cdf_RV[:, -1:].contiguous()  # rounding leaves them a hair off 1
+    tokens_R1 = torch.searchsorted(cdf_RV, numbers_R[:, None] * totals_R1, right=True)
+    last_R1 = torch.searchsorted(cdf_RV, totals_R1).clamp(max=cdf_RV.shape[-1] - 1)  # NaNs pass nothing
+    return tokens_R1.minimum(last_R1).squeeze(-1)

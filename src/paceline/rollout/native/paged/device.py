@@ -11,6 +11,7 @@ from torch import Tensor
 
 from paceline.rollout.native.paged.attention import DecodeRows
 from paceline.rollout.native.paged.batches import DecodeBatch
+from paceline.rollout.native.sampling import draw_by_numbers
 
 _PIECES = 5
 """int64 pieces of R entries: slots, seeds, counts, positions, temperatures and lengths (two 32-bit halves)."""
@@ -94,11 +95,7 @@ def draw_tokens(
         logits_RV = softcap * torch.tanh(logits_RV / softcap)
     is_greedy_R = rows.temperatures_R == 0.0
     log_p_RV = (logits_RV / torch.where(is_greedy_R, 1.0, rows.temperatures_R)[:, None]).log_softmax(dim=-1)
-    cdf_RV = log_p_RV.exp().cumsum(dim=-1)
-    numbers_R = uniform_numbers_on_device(rows.seeds_R, rows.counts_R).float()
-    # scaled by the last entry: rounding leaves the total a hair off 1
-    drawn_R = torch.searchsorted(cdf_RV, (numbers_R * cdf_RV[:, -1])[:, None], right=True).squeeze(-1)
-    drawn_R = drawn_R.clamp(max=logits_RV.shape[-1] - 1)
+    drawn_R = draw_by_numbers(log_p_RV, uniform_numbers_on_device(rows.seeds_R, rows.counts_R).float())
     tokens_R = torch.where(is_greedy_R, log_p_RV.argmax(dim=-1), drawn_R)
     last_tokens_S[rows.slots_R] = tokens_R
     return tokens_R, log_p_RV.gather(-1, tokens_R[:, None]).squeeze(-1)
