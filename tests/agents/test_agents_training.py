@@ -1,5 +1,6 @@
 """Training on episodes: tools and programs through whole runs, with tiny models."""
 
+import json
 import sys
 from pathlib import Path
 
@@ -149,6 +150,29 @@ def test_half_an_episode_is_counted_and_teaches_nothing(tmp_path, program, field
     samples = list(recorded_samples(tmp_path, 1))
     assert all(set(sample.loss_mask) == {0} and sample.finish_reason == "abort" for sample in samples)
     assert values_of(Path(config.run.dir) / config.run.name, f"agent/{field}") == [4]
+
+
+@pytest.mark.parametrize("several_sources", [False, True])
+def test_an_episode_whose_program_failed_is_in_no_statistic_of_its_group(tmp_path, several_sources):
+    config = program_config(tmp_path, "fails_after_some_answers")
+    sections = config.model_dump(exclude_unset=True)
+    sections["batch"] |= {"num_prompts": 4, "num_samples": 4}
+    if several_sources:
+        rule = {"kind": "rule", "name": sections["task"].pop("reward")}
+        sections["reward"] = {"sources": {"one": rule, "two": {**rule, "optional": True}}}
+    result = run_training(load_config(None, sections=sections))
+    rows = [
+        json.loads(line) for line in (result.run_dir / "samples" / "step1.jsonl").read_text().splitlines()
+    ]
+    failed = [row for row in rows if row["finish_reason"] == "abort"]
+    assert 0 < len(failed) < len(rows)
+    assert {(row["outcome"], row["score"], row["advantage"]) for row in failed} == {("aborted", None, 0.0)}
+    for prompt_id in {row["prompt_id"] for row in rows}:
+        whole = [row for row in rows if row["prompt_id"] == prompt_id and row not in failed]
+        assert sum(row["advantage"] for row in whole) == pytest.approx(0.0, abs=1e-5)
+    (metrics,) = (r.metrics for r in read_metrics(result.run_dir) if r.step == 1)
+    assert metrics["samples/without_verdict"] == metrics["samples/aborted"] == len(failed)
+    assert metrics["reward/errors"] == 0
 
 
 def test_another_temperature_than_the_trained_one_is_refused_to_the_client(tmp_path):

@@ -68,6 +68,16 @@ def fails_half_way(base_url: str, model: str, messages: list[dict[str, str]], **
     raise RuntimeError("planted")
 
 
+def fails_after_some_answers(base_url: str, model: str, messages: list[dict[str, str]], **_: Any) -> str:
+    """One question, and an error where the reply's characters add up to a multiple of three."""
+    client = openai.OpenAI(base_url=base_url, api_key="unused", max_retries=0)
+    found = client.chat.completions.create(model=model, messages=messages, max_tokens=3)
+    reply = found.choices[0].message.content or ""
+    if sum(map(ord, reply)) % 3 == 0:
+        raise RuntimeError("planted")
+    return reply
+
+
 def wants_another_temperature(base_url: str, model: str, messages: list[dict[str, str]], **_: Any) -> str:
     """Is refused, and says so."""
     client = openai.OpenAI(base_url=base_url, api_key="unused", max_retries=0)

@@ -80,7 +80,7 @@ def _reward(row: Mapping[str, Any]) -> float | None:
 def _view(row: Mapping[str, Any], shared: str, words: Words) -> SampleView:
     reward, outcome = _reward(row), row.get("outcome", "score")
     notes = []
-    if outcome != "score":
+    if outcome not in ("score", "aborted"):  # how it ended says it already
         name = words(_OUTCOMES[outcome]) if outcome in _OUTCOMES else str(outcome)
         notes.append(f"{name}: {row['message']}" if row.get("message") else name)
     if (reason := row.get("finish_reason")) not in (None, "stop"):

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Protocol, Self
 
-from paceline.rewards.pool import PendingScore
+from paceline.rewards.pool import PendingScore, aborted_verdict
 from paceline.types import Group, RewardJob, Verdict
 
 
@@ -60,6 +60,11 @@ class SourcedRewards:
         if missing:
             raise RuntimeError(f"reward sources {sorted(missing)} were never opened")
         return {name: self._sources[name].submit(job) for name in self._weightings}
+
+    def aborted(self) -> Verdict:
+        """The verdict of a sample that is not whole and so was submitted to no source."""
+        verdict = aborted_verdict()
+        return replace(verdict, parts=dict.fromkeys(self._weightings, verdict))
 
     def flush(self) -> None:
         """Every source scores what it has; those that ask others come first, so that they work meanwhile."""

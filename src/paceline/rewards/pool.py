@@ -81,6 +81,10 @@ class RewardPool:
         """One verdict per job, in order."""
         return self.gather(self._enqueue(jobs))
 
+    def aborted(self) -> Verdict:
+        """The verdict of a sample that is not whole and so was not submitted."""
+        return aborted_verdict()
+
     def flush(self) -> None:
         """Nothing: a job goes to a worker the moment it is submitted."""
 
@@ -151,6 +155,11 @@ class RewardPool:
             entry.future.set_exception(failure)
 
 
+def aborted_verdict() -> Verdict:
+    """No score: half a sample that counted as a bad one would move the advantages of the others of its prompt."""
+    return Verdict("aborted", None, 0.0, "the sample was interrupted")
+
+
 def _pickled(job: RewardJob) -> bytes:
     """Without the conversation, which no rule reads: worked examples would make every message many times longer."""
     bare = RewardJob(job.prompt, job.completion, job.answer, job.metadata) if job.messages else job
@@ -163,7 +172,7 @@ def reward_alarm(verdicts: Sequence[Verdict]) -> str | None:
     Every score 0 (or no score at all) while some scorings failed is what a grader that does not work looks like.
     """
     scores = [verdict.score for verdict in verdicts if verdict.score is not None]
-    failures = [verdict for verdict in verdicts if verdict.outcome != "score"]
+    failures = [verdict for verdict in verdicts if verdict.outcome in ("timeout", "error")]
     if not failures or any(scores):
         return None
     num_timeouts = sum(verdict.outcome == "timeout" for verdict in failures)

@@ -35,6 +35,10 @@ class Rewards(Protocol[P]):
         """Takes one job and returns at once."""
         ...
 
+    def aborted(self) -> Verdict:
+        """The verdict of a sample that is not whole and so was not submitted."""
+        ...
+
     def flush(self) -> None:
         """No more jobs for now. Every rank calls it once per rollout."""
         ...
@@ -164,10 +168,17 @@ def _generate_groups(
 
     def submit(part_index: int, sample: Sample) -> None:
         finish_s.append(time.perf_counter() - begin)
+        if is_aborted(sample):
+            return
         prompt = parts[part_index].request.prompt
         completion = completion_of(run.config, run.tokenizer, sample)
         job = RewardJob(prompt.text, completion, prompt.answer, prompt.metadata, prompt.messages)
         pending[part_index, sample.sample_index] = rewards.submit(job)
+
+    def verdict_of(part_index: int, sample: Sample) -> Verdict:
+        if is_aborted(sample):
+            return rewards.aborted()
+        return rewards.gather([pending[part_index, sample.sample_index]])[0]
 
     params = SamplingParams(temperature, run.stop_token_ids, run.config.rollout.ignore_eos)
     # an engine in processes of its own works where this rank's profiler does not see it
@@ -184,7 +195,7 @@ def _generate_groups(
     with run.ledger.span("reward", cause="queue"):
         rewards.flush()
         scored = [
-            (parts[index].own(sample), rewards.gather([pending[index, sample.sample_index]])[0])
+            (parts[index].own(sample), verdict_of(index, sample))
             for index, samples in zip(kept, generated, strict=True)
             for sample in samples
         ]
@@ -192,6 +203,11 @@ def _generate_groups(
     wanted = requests if run.over_sampled is None else [requests[index] for index in kept]
     with run.ledger.span("rollout", "exchange", cause="communication"):
         return into_groups(wanted, chain.from_iterable(run.mesh.gather_objects(scored)))
+
+
+def is_aborted(sample: Sample) -> bool:
+    """Whether a sample was interrupted and has nothing to learn from: half an episode, whose program has failed."""
+    return sample.finish_reason == "abort" and not any(sample.loss_mask)
 
 
 def _generate(

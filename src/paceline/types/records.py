@@ -28,7 +28,8 @@ CAUSES: tuple[Cause, ...] = get_args(Cause)
 FinishReason = Literal["stop", "length", "abort"]
 """Why a sample ended: a stop token was sampled, the token limit was reached, or it was interrupted."""
 
-Outcome = Literal["score", "timeout", "error"]
+Outcome = Literal["score", "timeout", "error", "aborted"]
+"""What came of scoring a sample; `aborted`: nothing was scored, because the sample is not whole."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +91,7 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What a reward function said of one sample. A timeout or an error is not a score and carries none.
+    """What a reward function said of one sample. Anything but a score carries none.
 
     `parts` are the verdicts of the reward's sources by name, where it has several.
     """
