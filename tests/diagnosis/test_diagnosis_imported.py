@@ -9,6 +9,7 @@ from paceline.adapters.run import ImportedRun, ImportedStep, StageTime, write_ru
 from paceline.config import ConfigError
 from paceline.diagnosis import diagnose, predict
 from paceline.diagnosis.features import FEATURES
+from paceline.diagnosis.switches import BOTTLENECK
 from paceline.diagnosis.text import diagnosis_text
 from paceline.telemetry.causes.records import StepCauses, cause_lines, causes_path
 
@@ -32,6 +33,11 @@ def test_an_imported_log_is_diagnosed_from_its_stages_and_the_rest_is_unaccounte
     assert found.unaccounted_s == pytest.approx(1.54)
     assert found.bottleneck is not None and found.bottleneck.stage == "rollout"
     assert {stage.source for stage in found.stages} == {"nature"}
+    assert not found.bottleneck.is_measured
+    assert "as a rule memory-bound, not measured" in diagnosis_text(found)
+    assert not [
+        switch for switch in found.switches if switch.finding == BOTTLENECK
+    ]  # nobody knows what is on there
     by_id = {one.id: one for one in found.findings}
     assert by_id["long_tail"].seconds == pytest.approx(3.0)
     assert by_id["redundant_logprob"].seconds == pytest.approx(1.5)

@@ -10,6 +10,7 @@ from paceline.config.names import FIELDS
 from paceline.diagnosis import Evidence, Finding, Switch, Wait
 from paceline.diagnosis.catalog import FINDINGS
 from paceline.diagnosis.features import FEATURES, read_features
+from paceline.diagnosis.results import UNKNOWN_VALUE
 from paceline.diagnosis.wording import (
     LANGUAGES,
     cause_name,
@@ -41,8 +42,21 @@ def test_languages_have_the_same_ids_and_every_finding_has_a_sentence():
 
 
 def test_a_sentence_says_the_same_numbers_in_every_language():
-    for id, text in texts("en")["findings"].items():
-        assert fields_of(texts("zh")["findings"][id]) == fields_of(text), id
+    for section in ("findings", "findings_partly_known"):
+        for id, text in texts("en")[section].items():
+            assert fields_of(texts("zh")[section][id]) == fields_of(text), id
+
+
+def test_what_a_record_does_not_hold_is_left_out_of_a_sentence():
+    values = {"running": UNKNOWN_VALUE, "slots": UNKNOWN_VALUE, "ratio": 2.5}
+    found = Finding("long_tail", "rollout", "queue", 1.5, 1.0, 2.0, values)
+    for lang in LANGUAGES:
+        assert "?" not in sentence(found, lang) and "2.5" in sentence(found, lang)
+    missing_ones = {"slow_reward": "per_sample", "slow_disk": "bandwidth", "long_tail": "running"}
+    assert missing_ones.keys() == texts("en")["findings_partly_known"].keys()
+    for id, name in missing_ones.items():
+        assert name in fields_of(texts("en")["findings"][id])
+        assert name not in fields_of(texts("en")["findings_partly_known"][id])
 
 
 def test_every_setting_that_the_feature_map_names_exists():

@@ -102,6 +102,8 @@ def _bottleneck_of(run_dir: Path, lang: Lang) -> str | None:
     if found is None:
         return None
     stage = found.stage if lang == "en" else stage_name(found.stage, lang)
+    if not found.is_measured:
+        return stage
     return say(PANEL, "bottleneck-is", lang, stage=stage, cause=cause_name(found.kind, lang))
 
 

@@ -15,6 +15,9 @@ Source = Literal["causes", "spans", "nature"]
 WaitKind = Literal["longest_sample", "slow_rank", "reward", "input", "weights", "checkpoint", "host"]
 """What idle time is spent waiting for. `weights` is the exchange of weights and samples between ranks or engines."""
 
+UNKNOWN_VALUE = "?"
+"""A value of a finding that the records do not hold."""
+
 UNACCOUNTED = "unaccounted"
 """The name under which time no span covers stands beside the stages."""
 
@@ -44,18 +47,21 @@ class StageDiagnosis:
 
 @dataclass(frozen=True, slots=True)
 class Bottleneck:
-    """The stage that takes most of a step, and what bounds it."""
+    """The stage that takes most of a step, and what bounds it; where that is not `is_measured`, what bounds such a
+    stage as a rule."""
 
     stage: str
     kind: Kind
     seconds: float
     evidence: tuple[Evidence, ...] = ()
+    is_measured: bool = True
 
 
 @dataclass(frozen=True, slots=True)
 class Wait:
     """Seconds per step and rank in which nothing is done because of something else. Waits of different kinds do not
-    overlap, except that a slow rank's cause (its input, its reward) is counted where it arises, too."""
+    overlap, except that the host is at work in other waits as well, and that a slow rank's cause (its input, its
+    reward) is counted where it arises, too."""
 
     kind: WaitKind
     stage: str

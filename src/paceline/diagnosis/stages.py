@@ -44,7 +44,9 @@ def bottleneck_of(stages: tuple[StageDiagnosis, ...]) -> Bottleneck | None:
         return None
     first = stages[0]
     share = Evidence("share", first.share, "share")
-    return Bottleneck(first.stage, first.kind, first.seconds, (share, *first.evidence))
+    return Bottleneck(
+        first.stage, first.kind, first.seconds, (share, *first.evidence), first.source != "nature"
+    )
 
 
 def _diagnose_stage(run: RunRecords, stage: str, step_s: float) -> StageDiagnosis:

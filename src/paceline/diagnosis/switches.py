@@ -63,7 +63,10 @@ def _against(run: RunRecords, feature: Feature, one: Finding) -> Switch | None:
 
 
 def _against_cells(run: RunRecords, feature: Feature, stage: StageDiagnosis) -> Iterable[Switch]:
-    """Against what bounds a stage, where its cells are not known by its bound alone."""
+    """Against what bounds a stage, where its cells are not known by its bound alone. Not of an imported run: whether
+    the feature is on there is not known, and no finding says that its like is missing."""
+    if run.is_imported:
+        return
     for cause in CAUSES:
         shares: Shares | None = feature.cells.get((stage.stage, cause))
         seconds = stage.cells[cause] if stage.cells is not None else stage.seconds * (stage.kind == cause)

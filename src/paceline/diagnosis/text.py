@@ -23,6 +23,7 @@ _HEADS: Mapping[Language, Mapping[str, str]] = {
     "en": {
         "head": "{name}: {step} per step, mean of {count} steps ({warmup} warm-up and {profiled} profiled left out)",
         "bottleneck": "Bottleneck: {stage}, {kind}-bound ({seconds}, {share} of the step)",
+        "usual": "Longest stage: {stage} ({seconds}, {share} of the step); as a rule {kind}-bound, not measured",
         "stages": "Stages, seconds per step",
         "source": "[{source}]",
         "causes": "measured in a profiled step",
@@ -42,6 +43,7 @@ _HEADS: Mapping[Language, Mapping[str, str]] = {
     "zh": {
         "head": "{name}：每步 {step}，{count} 步的平均（不含 {warmup} 个预热步和 {profiled} 个剖析步）",
         "bottleneck": "瓶颈：{stage}，受限于{kind}（{seconds}，占该步 {share}）",
+        "usual": "最长的阶段：{stage}（{seconds}，占该步 {share}），通常受限于{kind}，此处未实测",
         "stages": "各阶段每步时间",
         "source": "［{source}］",
         "causes": "由剖析步实测",
@@ -77,7 +79,7 @@ def _lines(found: Diagnosis, lang: Language) -> Iterator[str]:
     )
     if found.bottleneck is not None:
         first = found.bottleneck
-        yield heads["bottleneck"].format(
+        yield heads["bottleneck" if first.is_measured else "usual"].format(
             stage=stage_name(first.stage, lang),
             kind=cause_name(first.kind, lang),
             seconds=seconds(first.seconds),

@@ -6,11 +6,10 @@ from paceline.diagnosis.catalog import finding
 from paceline.diagnosis.estimates import Estimate, cost_of, trend
 from paceline.diagnosis.passes import own_s, passes_of
 from paceline.diagnosis.ranks import PERSISTENT, exchange_stage, find_straggler, link_cost
-from paceline.diagnosis.results import Drift, Finding
+from paceline.diagnosis.results import UNKNOWN_VALUE, Drift, Finding
 from paceline.diagnosis.run_records import RankStep, RunRecords
 from paceline.telemetry.records import BackgroundRecord
 
-_UNKNOWN = "?"
 _DRIFT_SHARE = 0.1
 """A change over the run below this share of a step is no drift."""
 
@@ -32,7 +31,7 @@ def stage_cost(run: RunRecords, stage: str) -> Estimate:
 def slow_reward(run: RunRecords, step_s: float) -> Finding | None:
     """The wait for rewards after a rollout; a reward that is a model's pass is compute, not a wait."""
     cost = stage_cost(run, "reward")
-    values: dict[str, float | str] = {"share": _share(cost, step_s), "per_sample": _UNKNOWN}
+    values: dict[str, float | str] = {"share": _share(cost, step_s), "per_sample": UNKNOWN_VALUE}
     if any(
         steps[step].section.stages["reward"].flops
         for steps in run.ranks.values()
@@ -100,7 +99,7 @@ def _bandwidth(run: RunRecords) -> float | str:
         steps = [of_rank[step] for of_rank in run.ranks.values()]
         num_bytes += sum(span.bytes for one in steps for span in one.named("checkpoint"))
         seconds += max(sum(work.end_s - work.start_s for work in _writes(one)) for one in steps)
-    return num_bytes / seconds if num_bytes and seconds else _UNKNOWN
+    return num_bytes / seconds if num_bytes and seconds else UNKNOWN_VALUE
 
 
 def long_tail(run: RunRecords, step_s: float) -> Finding | None:
@@ -164,7 +163,7 @@ def _imported_tail(run: RunRecords, ratio: float) -> Finding | None:
     if longest is None or mean is None:
         return None
     tail = Estimate(longest - mean, 0.5 * (longest - mean), longest - mean)
-    return finding("long_tail", tail, {"running": _UNKNOWN, "slots": _UNKNOWN, "ratio": ratio})
+    return finding("long_tail", tail, {"running": UNKNOWN_VALUE, "slots": UNKNOWN_VALUE, "ratio": ratio})
 
 
 def decode_s(step: RankStep) -> float:

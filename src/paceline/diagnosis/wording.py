@@ -11,7 +11,7 @@ import yaml
 
 from paceline.config import ConfigError
 from paceline.diagnosis.features import FEATURES
-from paceline.diagnosis.results import Evidence, Finding, Switch, Wait
+from paceline.diagnosis.results import UNKNOWN_VALUE, Evidence, Finding, Switch, Wait
 
 Language = Literal["en", "zh"]
 LANGUAGES: tuple[Language, ...] = get_args(Language)
@@ -65,7 +65,7 @@ def sentence(item: Finding | Switch | Evidence | Wait, lang: Language) -> str:
     match item:
         case Finding():
             values: dict[str, Any] = {"seconds": item.seconds, **item.values}
-            return texts(lang)["findings"][item.id].format_map(
+            return _text_of(item, lang).format_map(
                 {name: _shown(name, value, lang) for name, value in values.items()}
             )
         case Switch():
@@ -74,6 +74,12 @@ def sentence(item: Finding | Switch | Evidence | Wait, lang: Language) -> str:
             return f"{texts(lang)['evidence'][item.name]}: {_with_unit(item.value, item.unit)}"
         case Wait():
             return f"{wait_name(item.kind, lang)}: {seconds(item.seconds)} ({percent(item.share)})"
+
+
+def _text_of(item: Finding, lang: Language) -> str:
+    """A finding's sentence; a shorter one where its records do not hold all that the first would say."""
+    is_partly_known = UNKNOWN_VALUE in item.values.values()
+    return texts(lang)["findings_partly_known" if is_partly_known else "findings"][item.id]
 
 
 def risk(switch: Switch, lang: Language) -> str:

@@ -51,7 +51,7 @@ def bottleneck_sentence(found: Diagnosis, words: Words) -> str:
     if bottleneck is None or not found.step_s:
         return ""
     return words(
-        "diagnosis.bottleneck",
+        "diagnosis.bottleneck" if bottleneck.is_measured else "diagnosis.usual-bottleneck",
         stage=words.stage(bottleneck.stage),
         cause=words.cause(bottleneck.kind),
         time=formats.seconds(bottleneck.seconds),

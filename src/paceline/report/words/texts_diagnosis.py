@@ -1,6 +1,10 @@
 """The diagnosis' frame; its sentences are `paceline.diagnosis.wording`'s."""
 
 TEXTS: dict[str, tuple[str, str]] = {
+    "diagnosis.usual-bottleneck": (
+        "The longest stage is {stage}: {time} of a step, {share}; as a rule bound by {cause}, which was not measured.",
+        "最长的阶段是{stage}：每步 {time}，占 {share}。这类阶段通常受限于{cause}，此处未实测。",
+    ),
     "diagnosis.bottleneck": (
         "The bottleneck is {stage}, bound by {cause}: {time} of a step, {share}.",
         "瓶颈是{stage}，受限于{cause}：每步 {time}，占 {share}。",
