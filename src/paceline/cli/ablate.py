@@ -10,7 +10,7 @@ import typer
 from paceline.cli.endings import FAILED
 from paceline.config import ConfigError
 from paceline.lab.ablate import ablate
-from paceline.lab.arms import combine, parse_features
+from paceline.lab.arms import as_overrides, combine, parse_features
 from paceline.lab.plan import AblationSettings, Plan, make_plan
 from paceline.lab.results import BASELINE
 from paceline.lab.runs import AblationFailedError
@@ -89,7 +89,7 @@ def _settings(
 def _plan_text(plan: Plan) -> str:
     lines = [f"folder    {plan.folder}", f"rollouts  {plan.mode}", f"settings  {' '.join(plan.shared)}"]
     for arm in plan.arms:
-        changed = " ".join(f"{key}={value}" for key, value in arm.keys.items())
+        changed = " ".join(as_overrides(arm.keys))
         lines.append(f"arm       {arm.name}  {changed if arm.name != BASELINE else 'the recipe as it is'}")
     runs = plan.runs()
     lines.append(f"runs      {len(runs)}, one at a time: {', '.join(run.name for run in runs[:8])} ...")

@@ -1,5 +1,6 @@
 """What an ablation compares: features by name or by their settings, and combinations of them."""
 
+import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -51,6 +52,11 @@ class Arm:
             section, _, name = key.partition(".")
             sections.setdefault(section, {})[name] = value
         return sections
+
+
+def as_overrides(keys: Mapping[str, Any]) -> list[str]:
+    """Settings as texts that a command line takes."""
+    return [f"{key}={value if isinstance(value, str) else json.dumps(value)}" for key, value in keys.items()]
 
 
 def baseline_arm() -> Arm:

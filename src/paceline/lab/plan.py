@@ -10,7 +10,7 @@ from paceline.config import Config, ConfigError, dump_config, load_config, load_
 from paceline.config.critic import mini_batches_per_rollout
 from paceline.config.loading import read_recipe
 from paceline.config.sft import is_sft
-from paceline.lab.arms import RECORDING, Arm, baseline_arm
+from paceline.lab.arms import RECORDING, Arm, as_overrides, baseline_arm
 from paceline.lab.effects import check_arm
 from paceline.lab.results import BASELINE, RolloutMode
 
@@ -82,7 +82,7 @@ class Plan:
         elif self.mode == "replay":
             own.append(f"rollout.replay={recording}")
         arm = next((arm for arm in self.arms if arm.name == run.arm), self.arms[0])
-        return self._load([*own, *as_overrides(arm)])
+        return self._load([*own, *as_overrides(arm.keys)])
 
     def _load(self, last: Sequence[str]) -> Config:
         load = load_sft_config if self.command == "sft" else load_config
@@ -103,7 +103,7 @@ class Plan:
         """What must not change between a start and a later one that goes on. The number of pairs may grow."""
         settings = asdict(self.settings)
         del settings["num_pairs"], settings["alpha"], settings["margin"], settings["rollouts"]
-        baseline = dump_config(self._load(as_overrides(self.arms[0])))
+        baseline = dump_config(self._load(as_overrides(self.arms[0].keys)))
         arms = {arm.name: dict(arm.keys) for arm in self.arms}
         text = json.dumps({**settings, "mode": self.mode, "baseline": baseline, "arms": arms})
         return dict(json.loads(text))
@@ -154,13 +154,6 @@ def order_of_round(arms: Sequence[str], number: int) -> list[str]:
     middle = len(others) // 2
     order = [*others[:middle], BASELINE, *others[middle:]]
     return order if number % 2 == 0 else order[::-1]
-
-
-def as_overrides(arm: Arm) -> list[str]:
-    """An arm's settings as texts, which win over the recipe and over overrides before them."""
-    return [
-        f"{key}={value if isinstance(value, str) else json.dumps(value)}" for key, value in arm.keys.items()
-    ]
 
 
 def shared_settings(config: Config, arms: Sequence[Arm], settings: AblationSettings) -> list[str]:

@@ -3,6 +3,7 @@
 from datetime import UTC, datetime
 
 from paceline.diagnosis.features import FEATURES
+from paceline.lab.arms import as_overrides
 from paceline.lab.results import Ablation, AblationRow, ArmFigures, FigureChange, RatioInterval, RunEntry
 from paceline.report import formats
 from paceline.report.blocks import Block, Cell, Column, Details, Fact, Page, Row, Table, Tone, charts, section
@@ -255,7 +256,7 @@ def _details(found: Ablation, words: Words) -> list[Block]:
         Row(
             [
                 Cell(row.name),
-                Cell(", ".join(f"{key}={value}" for key, value in row.keys.items()), is_code=True),
+                Cell(", ".join(as_overrides(row.keys)), is_code=True),
             ]
         )
         for row in found.rows
