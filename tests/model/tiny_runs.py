@@ -1,9 +1,11 @@
 """A tiny model folder, a tiny task and the sections of a run that trains on them in a second or two."""
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
+from safetensors.torch import load_file, save_file
 from tiny_models import tiny_model
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
@@ -25,6 +27,16 @@ def write_tiny_model(folder: Path, family: str = "llama", **model: Any) -> Path:
     tokenizer.chat_template = TEMPLATE
     tokenizer.save_pretrained(folder)
     tiny_model(family, **model).module.save_pretrained(folder)
+    return folder
+
+
+def write_other_weights(root: Path) -> Path:
+    """The folder `other`: the tiny model of `root / "model"` with every weight a little larger."""
+    folder = root / "other"
+    shutil.copytree(root / "model", folder)
+    weights = load_file(folder / "model.safetensors")
+    larger = {name: 1.01 * weight for name, weight in weights.items()}
+    save_file(larger, folder / "model.safetensors", metadata={"format": "pt"})
     return folder
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
-from tiny_runs import tiny_sections
+from tiny_runs import tiny_sections, write_other_weights
 from transformers import AutoModelForCausalLM
 
 from paceline.config import ConfigError, load_config
@@ -149,6 +149,11 @@ def test_a_checkpoint_of_other_adapters_or_another_base_is_refused(tmp_path):
     with pytest.raises(ConfigError, match="rank") as refused:
         run_training(lora_config(tmp_path, run={"num_steps": 2}, lora={"rank": 8}))
     assert refused.value.key == "lora.rank"
+    write_other_weights(tmp_path)
+    with pytest.raises(ConfigError, match="keeps the adapters and the base model") as refused:
+        other = {"path": str(tmp_path / "other")}
+        run_training(lora_config(tmp_path, run={"num_steps": 2}, model=other))
+    assert refused.value.key == "model.path"
     with pytest.raises(ConfigError, match="holds adapters of rank 4"):
         run_training(load_config(None, sections=tiny_sections(tmp_path, task={"eval_size": 0})))
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
-from tiny_runs import ROLLOUT_CLOCKS, tiny_sections, write_prompts, write_tiny_model
+from tiny_runs import ROLLOUT_CLOCKS, tiny_sections, write_other_weights, write_prompts
 
 from paceline.config import ConfigError, load_config
 from paceline.schedules import run_training
@@ -247,12 +247,15 @@ def test_a_resume_with_other_settings_says_which_and_keeps_those_before(tmp_path
 def test_a_kl_is_not_measured_against_another_model_after_a_resume(tmp_path):
     kl = {"algorithm": {"kl_coefficient": 0.1}}
     train(tmp_path, run={"num_steps": 1}, **kl)
-    write_tiny_model(tmp_path / "other")
+    write_other_weights(tmp_path)
     with pytest.raises(ConfigError, match="the model that the run began with") as refused:
         train(tmp_path, run={"num_steps": 2}, model={"path": str(tmp_path / "other")}, **kl)
     assert (refused.value.key, refused.value.nearest) == ("model.path", str(tmp_path / "model"))
     before = load_config(tmp_path / "runs" / "r" / "config.yaml")
     assert before.model.path == str(tmp_path / "model")
+    (tmp_path / "model").rename(tmp_path / "moved")
+    moved = train(tmp_path, run={"num_steps": 2}, model={"path": str(tmp_path / "moved")}, **kl)
+    assert moved.summary["num_steps"] == 2  # the same weights elsewhere
 
 
 def test_dynamic_sampling_that_dries_up_stops_at_its_bound_and_says_so(tmp_path):

@@ -15,6 +15,7 @@ from paceline.engine.model_engine import ModelEngine
 from paceline.engine.optimizer import MOMENTS, MasterAdamW
 from paceline.engine.sharding import unsharded
 from paceline.engine.shards import local_part, offsets_of, spread_like
+from paceline.model.identity import weights_identity
 from paceline.model.loading import CausalModel
 from paceline.model.lora import AdaptedModel, save_adapter
 from paceline.schedules.setup import Run
@@ -44,6 +45,7 @@ def save(run: AnyRun) -> float:
         "config": run.folder.config_text,
         "task": prompt_settings(run.config),
         "lora": adapter_identity(run.config),
+        "weights": weights_identity(run.config.model.path, run.config.model.revision),
         "critic": None if critic is None else critic.optimizer.state(),
     }
     if critic is not None:
@@ -124,7 +126,7 @@ def resume(run: AnyRun) -> bool:
             )
         check_adapters(run.config, loaded.state)
         changed = changed_settings(loaded.state.get("config", ""), run.folder.config_text)
-        check_reference(run.config, changed)
+        check_reference(run.config, changed, loaded.state)
         load_optimizer(run.trainer.optimizer, loaded, "", loaded.state["optimizer"])
         load_critic(run, loaded)
         for name, norm in loaded.state.get("held_back_norm", {}).items():
@@ -199,18 +201,23 @@ def check_prompts(config: Config, state: Mapping[str, Any], fingerprint: str) ->
         raise ConfigError.join(changed)
 
 
-def check_reference(config: Config, changed: Mapping[str, Change]) -> None:
+def check_reference(config: Config, changed: Mapping[str, Change], state: Mapping[str, Any]) -> None:
     """Raises `ConfigError` when the KL would be measured against another model than before.
 
     Adapters stand on their base, which `check_adapters` compares. Without a KL nothing is read from `model.path` but
     the shape: the weights come from the checkpoint.
     """
-    if config.algorithm.kl_coefficient == 0.0 or config.lora.rank:
+    if config.algorithm.kl_coefficient == 0.0 or config.lora.rank or begins_alike(config, state):
         return
     for name in ("model.path", "model.revision"):
         if (change := changed.get(name)) is not None:
             rule = "the KL is measured against the model that the run began with, and that was another"
             raise ConfigError(name, change.after, rule, str(change.before))
+
+
+def begins_alike(config: Config, state: Mapping[str, Any]) -> bool:
+    """Whether `model.path` holds the weights that the checkpoint's run began with, wherever they lie now."""
+    return bool(state.get("weights") == weights_identity(config.model.path, config.model.revision))
 
 
 def adapter_identity(config: Config) -> dict[str, Any] | None:
@@ -237,7 +244,10 @@ def check_adapters(config: Config, state: Mapping[str, Any]) -> None:
         raise ConfigError(
             "lora.rank", rank, f"the checkpoint holds {held}", str(saved["rank"] if saved else 0)
         )
-    name = next(name for name in wanted if saved[name] != wanted[name])
+    others = [name for name in wanted if saved[name] != wanted[name]]
+    if others == ["base"] and begins_alike(config, state):
+        return
+    name = others[0]
     key = "model.path" if name == "base" else f"lora.{name}"
     rule = "a resumed run keeps the adapters and the base model that the checkpoint was written with"
     raise ConfigError(key, wanted[name], rule, str(saved[name]))
