@@ -167,6 +167,7 @@ def test_replicas_together_return_what_one_would(router):
     assert [[sample.sample_index for sample in group] for group in groups] == [list(range(5))] * 7
     assert together.stats.num_generated_tokens == sum(len(s.token_ids) for g in groups for s in g)
     assert set(together._balancer.loads.values()) == {0}
+    assert not any(held.requests or held.pending for _, held in together._pool)
 
 
 def test_a_killed_worker_loses_no_sample_and_none_comes_twice(router):
@@ -313,6 +314,7 @@ def test_aborted_samples_keep_their_tokens_and_go_on_through_prefixes(router):
     aborted = {e.sample_index: e.finished for e in [*events, *together.abort(handle)] if e.finished}
     assert sorted(aborted) == list(range(6)) and not together.has_work and not together.num_waiting
     assert {sample.finish_reason for sample in aborted.values()} == {"abort"}
+    assert not any(held.requests or held.pending for _, held in together._pool)
     assert any(sample.token_ids for sample in aborted.values())
     together.load_weights(WEIGHTS, version=3)
     again = RolloutRequest(request.prompt, request.seeds, 200, tuple(aborted[index] for index in range(6)))

@@ -26,7 +26,8 @@ class HeldReplica:
 
     replica: Replica
     requests: dict[int, tuple[SampleKey, ...]] = field(default_factory=dict)
-    """Its own request id to the samples of that request, in its order of them; all belong to one request of ours."""
+    """Its own request id to the samples of that request, in its order of them, until the last has ended; all belong to
+    one request of ours."""
     pending: set[SampleKey] = field(default_factory=set)
     """Those that have not ended."""
     refused_until: float = 0.0

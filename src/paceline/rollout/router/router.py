@@ -153,7 +153,8 @@ class ReplicaRouter:
         """A replica's events under our own request ids and sample indices; none of samples that have ended."""
         events = []
         for event in news:
-            sample = held.requests[event.request_id][event.sample_index]
+            samples = held.requests[event.request_id]
+            sample = samples[event.sample_index]
             if not self._queue.is_open(sample):
                 continue
             request_id, index = sample
@@ -163,6 +164,8 @@ class ReplicaRouter:
                 held.pending.discard(sample)
                 self._balancer.release(name)
                 self._queue.end(sample)
+                if held.pending.isdisjoint(samples):
+                    del held.requests[event.request_id]
             events.append(replace(event, request_id=request_id, sample_index=index, finished=finished))
         return events
 
