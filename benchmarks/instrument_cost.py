@@ -2,16 +2,19 @@
 
 usage: python benchmarks/instrument_cost.py RECIPE [section.key=value ...] [--pairs N] [--json]
 
-One run on one CPU thread. Every fourth step runs under the profiler, every other fourth one without any span, and each
-of those is set against the mean of the two ordinary steps beside it; give the recipe samples of one length
-(rollout.ignore_eos=true), so that steps do the same work. The processor time of the process is taken and not the clock:
-what else the machine does then counts little. Ratios are geometric means over pairs with Student's 95 % interval.
+Two runs on one CPU thread each. In the first every fourth step runs under the profiler and is set against the mean of
+the step before it and the second one after it: the first one after it still pays for the trace that was read. In the
+second every other step has no spans and stands against the mean of its neighbours. Give the recipe samples of one
+length (rollout.ignore_eos=true), so that steps do the same work. The processor time of the process is taken and not the
+clock: what else the machine does then counts little. Ratios are geometric means over pairs with Student's 95 %
+interval.
 """
 
 import argparse
 import json
 import math
 import statistics
+import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -23,8 +26,8 @@ from paceline.schedules import run_training
 from paceline.telemetry.causes.step_profiler import StepProfiler
 from paceline.telemetry.ledger import Ledger
 
-_CYCLE = 4
-"""Steps 2, 6, 10 ... have no spans, steps 4, 8, 12 ... are profiled."""
+_WARMUP = 2
+_PROFILED_EVERY, _BARE_EVERY = 4, 2
 
 
 class NoSpan:
@@ -48,13 +51,15 @@ def main() -> None:
     parser.add_argument("--pairs", type=int, default=10)
     parser.add_argument("--json", action="store_true", help="one JSON line instead of text")
     options = parser.parse_args()
-    seconds, between = measure(options.recipe, options.overrides, _CYCLE * options.pairs + 1)
+    pairs = options.pairs
+    profiled, between = measure(options, "profiled", _PROFILED_EVERY * pairs + _WARMUP, _PROFILED_EVERY, 0)
+    alternating, _ = measure(options, "bare", _BARE_EVERY * pairs + _WARMUP + 1, 0, _BARE_EVERY)
     found = {
-        "profiled_step": ratio(seconds, 0, inverse=False),
-        "spans": ratio(seconds, 2, inverse=True),
+        "profiled_step": ratio(profiled, _PROFILED_EVERY, after=2),
+        "spans": ratio(alternating, _BARE_EVERY, after=1, inverse=True),
         "profiler_between_steps_s": statistics.median(between.values()),
-        "ordinary_step_s": statistics.median(s for step, s in seconds.items() if step % 2 and step > 1),
-        "num_pairs": options.pairs,
+        "ordinary_step_s": statistics.median(s for step, s in alternating.items() if step % _BARE_EVERY),
+        "num_pairs": pairs,
     }
     if options.json:
         print(json.dumps(found))
@@ -69,8 +74,11 @@ def main() -> None:
     )
 
 
-def measure(recipe: str, overrides: list[str], num_steps: int) -> tuple[dict[int, float], dict[int, float]]:
-    """Processor seconds inside every step, and between steps for the profiler of those that were profiled."""
+def measure(
+    options: argparse.Namespace, name: str, num_steps: int, profiled_every: int, bare_every: int
+) -> tuple[dict[int, float], dict[int, float]]:
+    """Processor seconds inside every step, and between steps for the profiler of those that were profiled. Each
+    `bare_every`-th step (0: none) has no spans."""
     seconds: dict[int, float] = {}
     between: dict[int, float] = {}
     without_spans = False
@@ -81,7 +89,7 @@ def measure(recipe: str, overrides: list[str], num_steps: int) -> tuple[dict[int
         nonlocal without_spans
         began = time.process_time()
         with profiled_step(self, step):
-            without_spans = step % _CYCLE == 2
+            without_spans = bare_every > 0 and step % bare_every == 0
             started = time.process_time()
             yield
             seconds[step] = time.process_time() - started
@@ -94,20 +102,29 @@ def measure(recipe: str, overrides: list[str], num_steps: int) -> tuple[dict[int
 
     StepProfiler.step, Ledger.span = timed_step, span  # type: ignore[method-assign, assignment]
     settings = [
-        *("cluster.device=cpu", "cluster.num_threads=1", f"telemetry.profile_every={_CYCLE}"),
+        *("cluster.device=cpu", "cluster.num_threads=1", f"telemetry.profile_every={profiled_every}"),
         *("run.eval_every=0", "task.eval_size=0", "checkpoint.every=0", "checkpoint.save_final=false"),
         *("telemetry.live=off", "batch.skip_zero_advantage=false", f"run.num_steps={num_steps}"),
     ]
-    run_training(load_config(recipe, [*settings, *overrides]))
+    name = f"instrument-cost-{name}"
+    with tempfile.TemporaryDirectory() as folder:
+        settings += [*options.overrides, f"run.dir={folder}", f"run.name={name}"]
+        try:
+            run_training(load_config(options.recipe, settings))
+        finally:
+            StepProfiler.step, Ledger.span = profiled_step, open_span  # type: ignore[method-assign]
     return seconds, between
 
 
-def ratio(seconds: dict[int, float], remainder: int, *, inverse: bool) -> tuple[float, float, float]:
-    """Geometric mean of these steps' time over that of the ordinary ones beside them (`inverse`: the other way round)
-    with its interval."""
-    steps = [step for step in seconds if step % _CYCLE == remainder and step + 1 in seconds and step > 2]
+def ratio(
+    seconds: dict[int, float], every: int, *, after: int, inverse: bool = False
+) -> tuple[float, float, float]:
+    """Geometric mean of each `every`-th step's time over that of the step before it and of the one `after` it
+    (`inverse`: the other way round) with its interval."""
+    steps = [step for step in seconds if step % every == 0 and step > _WARMUP and step + after in seconds]
     logs = [
-        math.log(seconds[step] / statistics.fmean((seconds[step - 1], seconds[step + 1]))) for step in steps
+        math.log(seconds[step] / statistics.fmean((seconds[step - 1], seconds[step + after])))
+        for step in steps
     ]
     mean = statistics.fmean(logs) * (-1.0 if inverse else 1.0)
     half = critical_value(0.05, len(logs) - 1) * statistics.stdev(logs) / math.sqrt(len(logs))

@@ -50,3 +50,17 @@ def test_counts_and_bytes_get_prefixes():
     assert plain(formats.quantity(4.1e12, "FLOP")) == "4.10 TFLOP"
     assert plain(formats.memory(1.5 * 2**30)) == "1.50 GiB"
     assert plain(formats.number(1e-8)) == "1.00e-08"
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "text"),
+    [
+        (2.0, 3.0, "+50.0 %"),
+        (2.0, 1.0, "−50.0 %"),
+        (1.0, 0.9999, "0 %"),
+        (1.0, 10.0, "× 10.0"),
+        (4.0, 0.0, "−100.0 %"),
+    ],
+)
+def test_a_change_is_a_share_and_from_tenfold_on_a_factor(before: float, after: float, text: str) -> None:
+    assert formats.change(before, after).replace("\u202f", " ") == text

@@ -105,7 +105,11 @@ def _signed(seconds: float) -> str:
 
 
 def _tiles(one: Figures, two: Figures, words: Words) -> list[Tile]:
-    return [_tile(key, one.get(key), two.get(key), form, words) for key, form in _TILES]
+    return [
+        _tile(key, one.get(key), two.get(key), form, words)
+        for key, form in _TILES
+        if one.get(key) is not None or two.get(key) is not None
+    ]
 
 
 def _tile(

@@ -73,7 +73,10 @@ def change(before: float, after: float, decimals: int = 1) -> str:
     ratio = after / before
     if ratio >= _MANIFOLD:
         return f"×{_NARROW}{number(ratio)}"
-    return f"{(ratio - 1) * 100:+.{decimals}f}{_NARROW}%".replace("-", "−")
+    text = f"{(ratio - 1) * 100:+.{decimals}f}"
+    if float(text) == 0.0:
+        return f"0{_NARROW}%"
+    return f"{text}{_NARROW}%".replace("-", "−")
 
 
 def points(low: float, high: float) -> str:
