@@ -11,6 +11,7 @@ from tiny_runs import tiny_sections
 from paceline.config import ConfigError, load_config
 from paceline.rollout.errors import ReplicaDiedError
 from paceline.rollout.router.router import ReplicaRouter
+from paceline.schedules.engine_setup import device_names
 from paceline.schedules.recorder import Recorder
 from paceline.schedules.training import run_training
 
@@ -87,3 +88,15 @@ def test_devices_that_are_not_there_are_refused_before_anything_is_waited_for(tm
         ConfigError, match=r"rollout.replicas.devices = \[6000, 6001\]: this machine shows \d+ devices"
     ):
         train(tmp_path, "absent", num_replicas=2, replicas={"devices": (6000, 6001)})
+
+
+@pytest.mark.parametrize(
+    ("visible", "names"),
+    [(None, ("1", "0")), ("", ("1", "0")), ("4,6", ("6", "4")), ("GPU-a, GPU-b", ("GPU-b", "GPU-a"))],
+)
+def test_devices_that_this_process_sees_keep_their_identity_in_others(monkeypatch, visible, names):
+    if visible is None:
+        monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    else:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    assert device_names([1, 0]) == names

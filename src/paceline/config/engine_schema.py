@@ -101,7 +101,7 @@ class ReplicasSection(Section):
     max_restarts: NonNegative = 2
     """How often, in a whole run, a dead replica is started anew; with none left alive the run ends."""
     devices: tuple[NonNegative, ...] = ()
-    """Devices (by number) of the replicas, in order: one each, or rollout.vllm.tensor_parallel_size each. Empty: the
-    trainer's own device, shared with it."""
+    """Devices of the replicas in order, by the numbers torch shows them under: one each, or
+    rollout.vllm.tensor_parallel_size each. Empty: the trainer's own device, shared with it."""
     num_threads: NonNegative = 1
     """CPU threads of a replica that is a process of its own; 0 = the library's choice."""

@@ -3,7 +3,7 @@
 import importlib
 import os
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -265,7 +265,7 @@ def native_command(site: EngineSite, number: int) -> ChildCommand:
         "num_threads": config.rollout.replicas.num_threads,
         "seed": config.run.seed,
     }
-    environment = {"CUDA_VISIBLE_DEVICES": ",".join(map(str, devices))} if devices else {}
+    environment = {"CUDA_VISIBLE_DEVICES": ",".join(devices)} if devices else {}
     return ChildCommand("paceline.rollout.native.worker", setup, environment=environment)
 
 
@@ -300,15 +300,18 @@ def _sleep_level(config: Config) -> int:
     return 0 if config.rollout.replicas.devices else config.rollout.vllm.sleep_level
 
 
-def _devices_of(config: Config, number: int) -> tuple[int, ...]:
+def _devices_of(config: Config, number: int) -> tuple[str, ...]:
     size = config.rollout.vllm.tensor_parallel_size
-    return config.rollout.replicas.devices[number * size : (number + 1) * size]
+    return device_names(config.rollout.replicas.devices[number * size : (number + 1) * size])
 
 
-def _own_device(device: torch.device) -> tuple[int, ...]:
-    """The trainer's device by the number other processes know it by."""
-    if device.type != "cuda":
-        return ()
-    index = device.index or 0
+def _own_device(device: torch.device) -> tuple[str, ...]:
+    return device_names([device.index or 0]) if device.type == "cuda" else ()
+
+
+def device_names(numbers: Sequence[int]) -> tuple[str, ...]:
+    """What other processes call the devices that torch shows here under `numbers`: this process may see some of the
+    machine's only, by number or by UUID, and gives its devices numbers of their own."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    return (index,) if not visible else (int(visible.split(",")[index]),)
+    listed = visible.split(",") if visible else None
+    return tuple(str(number) if listed is None else listed[number].strip() for number in numbers)

@@ -69,12 +69,12 @@ def engine_arguments(settings: VllmSection, model: ServedModel) -> dict[str, Any
     return {**arguments, **settings.engine_args}
 
 
-def process_environment(settings: VllmSection, devices: tuple[int, ...] = ()) -> Mapping[str, str]:
+def process_environment(settings: VllmSection, devices: tuple[str, ...] = ()) -> Mapping[str, str]:
     """Variables of vLLM's process: the extension's import path, the devices, no usage reports, and what the config
     adds."""
     path = os.pathsep.join([str(FOREIGN), *filter(None, [os.environ.get("PYTHONPATH")])])
     # in one process: one thing to kill, and one place where weights go
     found = {"PYTHONPATH": path, "VLLM_NO_USAGE_STATS": "1", "VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
     if devices:
-        found["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, devices))
+        found["CUDA_VISIBLE_DEVICES"] = ",".join(devices)
     return {**found, **settings.environment}

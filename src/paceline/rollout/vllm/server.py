@@ -161,7 +161,7 @@ def server_command(python: str, arguments: Message, port: int, sleep_level: int)
 
 
 def start_server(
-    settings: VllmSection, model: ServedModel, devices: tuple[int, ...], log: Path, sleep_level: int
+    settings: VllmSection, model: ServedModel, devices: tuple[str, ...], log: Path, sleep_level: int
 ) -> "tuple[subprocess.Popen[bytes], str]":
     """Starts a server on a free port of loopback, and says where; it serves some time later."""
     with socket.create_server(("127.0.0.1", 0)) as probe:
