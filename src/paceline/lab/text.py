@@ -47,7 +47,7 @@ def markdown(ablation: Ablation) -> str:
     failed = [row for row in ablation.rows if row.num_failed]
     if failed:
         parts += ["## Runs that did not finish"]
-        parts += [f"- `{row.name}`, {row.num_failed} runs: {row.message}" for row in failed]
+        parts += [f"- `{row.name}`, {_number_of('run', row.num_failed)}: {row.message}" for row in failed]
     return "\n\n".join(parts) + "\n"
 
 
@@ -58,13 +58,19 @@ def _introduction(ablation: Ablation) -> str:
         if ablation.replayed
         else "Every run samples anew with the same seeds."
     )
+    pairs = _number_of("pair", ablation.num_pairs)
+    comparisons = _number_of("comparison", len(ablation.rows))
     progress = "" if ablation.status == "complete" else " **Not all runs are done.**"
     return (
-        f"`{ablation.recipe}`, {ablation.num_pairs} pairs of runs, each a process of its own with "
+        f"`{ablation.recipe}`, {pairs} of runs, each a process of its own with "
         f"{ablation.num_steps} steps of which {steps} count. {input_is} Ratios are to the baseline, below 1 is "
-        f"faster; intervals and verdicts are corrected for {len(ablation.rows)} comparisons (Holm, "
+        f"faster; intervals and verdicts are corrected for {comparisons} (Holm, "
         f"{ablation.alpha:.0%} for any false call). Differences within {ablation.margin:.0%} count as none.{progress}"
     )
+
+
+def _number_of(thing: str, count: int) -> str:
+    return f"{count} {thing}" if count == 1 else f"{count} {thing}s"
 
 
 def _main_table(ablation: Ablation) -> tuple[list[str], list[list[str]]]:
