@@ -8,6 +8,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from tiny_runs import ROLLOUT_CLOCKS, WORDS, write_tiny_model
+from transformers import AutoModelForCausalLM
 
 import paceline
 from paceline.cli import main
@@ -165,6 +166,20 @@ def test_a_resume_with_other_batches_or_more_epochs_learns_every_row_equally_oft
     assert result.summary["num_steps"] == result.summary["num_steps_planned"] == len(expected)
     rates = [values["lr"] for step, values in learned(result.run_dir).items() if step]
     assert rates[-1] == pytest.approx(3e-3 / len(expected))  # the decay still ends with the run
+
+
+def test_a_held_out_loss_too_large_for_a_perplexity_does_not_end_the_run(tmp_path):
+    sections = sft_sections(tmp_path, model={"verify_packing": False}, checkpoint={"every": 1})
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "model")
+    with torch.no_grad():
+        model.get_input_embeddings().weight *= 3000  # tied to the head: logits of thousands
+    model.save_pretrained(tmp_path / "model")
+    result = run_sft(load_sft_config(None, sections={**sections, "sft": {"max_steps": 1}}))
+    assert learned(result.run_dir)[0]["eval/perplexity"] == math.inf
+    assert result.summary["eval_loss_before"] > 700 and result.summary["perplexity_before"] is None
+    assert (result.run_dir / "checkpoints" / "step_1").is_dir()
+    assert report_figures(result.run_dir)["status"] == "completed"
+    write_report(result.run_dir)
 
 
 def test_rows_left_out_are_in_the_metrics_the_summary_and_the_report(tmp_path):

@@ -131,8 +131,9 @@ class SftRecorder:
             metrics.add("eval/perplexity", found.perplexity, found.num_tokens)
             metrics.add("eval/tokens", found.num_tokens)
         run.state.figures |= {
-            f"eval_loss_{when}": found.loss,
-            f"perplexity_{when}": found.perplexity,
+            # a loss beyond 700 nats has no perplexity; a checkpoint refuses figures that are not finite
+            f"eval_loss_{when}": found.loss if math.isfinite(found.loss) else None,
+            f"perplexity_{when}": found.perplexity if math.isfinite(found.perplexity) else None,
             "num_eval_rows": found.num_rows,
         }
         return found
