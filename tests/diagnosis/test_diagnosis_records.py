@@ -11,6 +11,7 @@ from paceline.config.yaml_scalars import write_yaml
 from paceline.diagnosis import diagnose
 from paceline.telemetry.causes.records import StepCauses, cause_lines, causes_path
 from paceline.telemetry.ledger import Ledger
+from paceline.telemetry.metrics import MetricLog
 from paceline.types import CAUSES
 
 Work = Callable[["KnownRank", int], None]
@@ -57,6 +58,30 @@ def test_the_first_step_and_profiled_steps_are_in_no_statistic(tmp_path: Path):
     found = diagnose(run_dir)
     assert (found.num_steps, found.num_warmup_steps, found.num_profiled_steps) == (3, 1, 1)
     assert found.step_s == pytest.approx(2.0)
+
+
+def test_a_step_whose_profile_was_lost_is_in_no_statistic_either(tmp_path: Path):
+    def work(rank: KnownRank, step: int) -> None:
+        rank.spend("update_actor", 20.0 if step == 3 else 2.0)
+
+    run_dir = write_run(tmp_path / "run", 5, work)
+    log = MetricLog(run_dir)
+    for step in range(1, 6):
+        log.record(step, {"profiled": 1.0} if step == 3 else {})
+    log.close()
+    found = diagnose(run_dir)
+    assert (found.num_steps, found.num_warmup_steps, found.num_profiled_steps) == (3, 1, 1)
+    assert found.step_s == pytest.approx(2.0)
+
+
+def test_where_every_step_was_profiled_all_count_and_it_is_said(tmp_path: Path):
+    run_dir = write_run(tmp_path / "run", 2, lambda rank, step: rank.spend("update_actor", 2.0))
+    causes_path(run_dir, 0).parent.mkdir()
+    cells = {"update_actor": dict.fromkeys(CAUSES, 0.0) | {"compute": 2.0}}
+    lines = [line for step in (1, 2) for line in cause_lines(StepCauses(step, cells))]
+    causes_path(run_dir, 0).write_text("".join(json.dumps(line) + "\n" for line in lines))
+    found = diagnose(run_dir)
+    assert (found.num_steps, found.num_profiled_steps) == (2, 0) and "all_profiled" in found.notes
 
 
 def test_a_wait_is_for_the_rank_with_more_tokens_or_for_the_slow_one(tmp_path: Path):

@@ -67,7 +67,7 @@ def diagnose(
         drift=find_drift(run, step_s),
         counters=counters_of(run),
         num_warmup_steps=len(run.warmup),
-        num_profiled_steps=len(run.profiled),
+        num_profiled_steps=run.num_slowed,
     )
 
 
@@ -99,6 +99,8 @@ def counters_of(run: RunRecords) -> Mapping[str, float]:
 def notes_of(run: RunRecords) -> tuple[str, ...]:
     """Ids of what is not or cannot be known, and an importer's own sentences."""
     notes = ["causes_of_profiled_steps" if run.profiled else "no_causes"]
+    if run.profiled and set(run.steps) <= set(run.profiled):
+        notes = ["all_profiled"]
     if run.is_imported:
         notes.append("imported")
     if len(run.ranks) == 1:

@@ -61,7 +61,9 @@ class RunRecords:
     """Steps that time statistics use, present on every rank."""
     warmup: tuple[int, ...]
     profiled: tuple[int, ...]
-    """Steps with causes. One whose profile was lost is in no statistic of time either."""
+    """Steps with causes."""
+    num_slowed: int = 0
+    """Steps left out because they ran under the profiler, also where it was lost; of an imported run none is."""
 
     @property
     def is_imported(self) -> bool:
@@ -152,6 +154,7 @@ def read_run(
         for step in common
         if step not in warmup and (is_imported or step not in slowed) and (only is None or step in only)
     )
+    slow = [step for step in common if step in slowed and step not in (*used, *warmup)] if used else []
     return RunRecords(
         name=str(_mapping(config.get("run")).get("name", run_dir.name)),
         config=config,
@@ -164,6 +167,7 @@ def read_run(
         steps=used or tuple(common),
         warmup=warmup if used else (),
         profiled=profiled,
+        num_slowed=len(slow),
     )
 
 

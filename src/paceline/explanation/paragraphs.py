@@ -26,12 +26,9 @@ def step_paragraph(phrases: Phrases, run: RunRecords, figures: RunFigures, audie
     else:
         ranks = Figure("num_ranks", len(run.ranks), "count")
         said = [phrases.say(f"step.{audience}", step=step, count=count, ranks=ranks)]
-    num_profiled = len(
-        set(run.profiled) - set(run.steps)
-    )  # imported traces hold no other steps: theirs count
     warmup = Figure("num_warmup", len(run.warmup), "count")
-    if audience == "engineer" and num_profiled:
-        profiled = Figure("num_profiled", num_profiled, "count")
+    if audience == "engineer" and run.num_slowed:
+        profiled = Figure("num_profiled", run.num_slowed, "count")
         said.append(phrases.say("step.left_out.profiled", warmup=warmup, profiled=profiled))
     elif audience == "engineer" and run.warmup:
         said.append(phrases.say("step.left_out", warmup=warmup))
