@@ -117,7 +117,8 @@ def _answer(config: Config, row: Mapping[str, Any], where: str) -> str:
     keys = RESPONSE_KEYS if config.sft.response_key is None else (config.sft.response_key,)
     key = next((key for key in keys if lookup(row, key) is not None), None)
     if key is None:
-        rule = f"{where} has no column {' or '.join(keys)} to learn from; it has {', '.join(row)}"
+        missing = f"no column {' or '.join(keys)} to learn from, or null in it"
+        rule = f"{where} has {missing}; it has {', '.join(row)}"
         raise ConfigError("sft.response_key", config.sft.response_key, rule)
     value = lookup(row, key)
     if isinstance(value, list) and len(value) == 1:
