@@ -135,3 +135,13 @@ def test_a_folder_is_a_start_s_own_as_soon_as_it_is_opened(tmp_path: Path) -> No
     with pytest.raises(ConfigError, match="holds no run to resume"):
         open_run_folder(load_config(None, sections=tiny_sections(tmp_path, run=nowhere)))
     assert not (tmp_path / "runs" / "nowhere").exists()
+
+
+@pytest.mark.parametrize(("section", "key"), [("run", "dir"), ("rollout", "record")])
+def test_a_folder_that_cannot_be_made_is_refused_by_its_setting(
+    tmp_path: Path, section: str, key: str
+) -> None:
+    (tmp_path / "file").write_text("no folder")
+    with pytest.raises(ConfigError) as refused:
+        train(**tiny_sections(tmp_path, **{section: {key: str(tmp_path / "file")}}))
+    assert refused.value.key == f"{section}.{key}"

@@ -15,10 +15,19 @@ from paceline.types import Group
 
 
 def open_recorder(config: Config, is_writer: bool) -> RolloutRecorder | None:
-    """Writes the run's rollouts down where the config asks for it and this rank is the one that writes."""
+    """Writes the run's rollouts down where the config asks for it and this rank is the one that writes.
+
+    Raises:
+        ConfigError: the folder cannot be written.
+    """
     if config.rollout.record is None or not is_writer:
         return None
-    return RolloutRecorder(Path(config.rollout.record), _header(config))
+    folder = Path(config.rollout.record)
+    try:
+        return RolloutRecorder(folder, _header(config))
+    except OSError as error:
+        rule = f"{folder} cannot be written ({error.strerror}); name a folder that may be"
+        raise ConfigError("rollout.record", config.rollout.record, rule) from error
 
 
 def open_replay(config: Config) -> ReplayEngine | None:

@@ -149,7 +149,11 @@ def open_run_folder(config: Config) -> RunFolder:
     path = Path(config.run.dir) / config.run.name
     if config.run.resume == "must" and not path.exists():
         raise _nothing_to_resume(path)
-    path.mkdir(parents=True, exist_ok=True)
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        rule = f"{path} cannot be made ({error.strerror}); name a folder that may be written"
+        raise ConfigError("run.dir", config.run.dir, rule, "runs") from error
     with _one_at_a_time(path):
         folder = _opened(config, path)
         write_process(path, this_process())

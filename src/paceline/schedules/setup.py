@@ -146,7 +146,7 @@ def open_run(config: Config, display: Display, place: Place | None = None) -> It
         with ledger.span("setup", "task"), refused_together(mesh):
             display.phase("reading the task")
             config, tokenizer, task, longest = _read_task(config, place, display)
-            replay = open_replay(config)
+            replay, recorder = open_replay(config), open_recorder(config, folder.is_writer)
             loader = PromptLoader(task.train, config.batch.num_prompts, config.run.seed, config.task.shuffle)
         pool = _open_rewards(config, task, folder, place)
         stack.callback(pool.close)
@@ -195,7 +195,7 @@ def open_run(config: Config, display: Display, place: Place | None = None) -> It
             old_logprob=decide_old_logprob(config),
             stop_token_ids=stop_token_ids,
             agent=agent,
-            recorder=open_recorder(config, folder.is_writer),
+            recorder=recorder,
             replay=replay,
         )
         folder.write_environment(trainer.model, probe, describe_engine(config, engine))
