@@ -29,13 +29,14 @@ class KnownRank:
             self.now_s += seconds
 
 
-def write_run(run_dir: Path, num_steps: int, *ranks: Work) -> Path:
+def write_run(run_dir: Path, num_steps: int, *ranks: Work, schedule: str = "sync") -> Path:
     """A run whose ranks did this work in every step."""
     run_dir.mkdir(parents=True)
     settings = {
+        "schedule": {"name": schedule},
         "run": {"name": "known"},
         "task": {"reward_workers": 2},
-        "batch": {"num_prompts": 4, "num_samples": 4},
+        "batch": {"num_prompts": 4, "num_samples": 4, "layout": "packed"},
     }
     (run_dir / "config.yaml").write_text(write_yaml(settings))
     for number, work in enumerate(ranks):
@@ -133,6 +134,22 @@ def test_waits_of_profiled_steps_have_the_length_of_the_others(tmp_path: Path):
         causes_path(run_dir, rank).write_text("".join(json.dumps(line) + "\n" for line in lines))
     waits = {one.kind: one.seconds for one in diagnose(run_dir).waits}
     assert waits == pytest.approx({"weights": 1.0, "host": 0.5})
+
+
+def test_prompts_are_repeated_in_groups_and_supervised_rows_have_none(tmp_path: Path):
+    found = {}
+    for schedule in ("sync", "sft"):
+        run_dir = write_run(
+            tmp_path / schedule, 5, lambda rank, step: rank.spend("update_actor", 2.0), schedule=schedule
+        )
+        log = MetricLog(run_dir)
+        for step in range(1, 6):
+            log.record(
+                step, {"tokens/prompt": 900.0, "tokens/response": 100.0, "tokens/effective_share": 1.0}
+            )
+        log.close()
+        found[schedule] = {one.id for one in diagnose(run_dir).findings}
+    assert "repeated_prompts" in found["sync"] and "repeated_prompts" not in found["sft"]
 
 
 def test_a_run_that_slows_down_drifts_and_a_steady_one_does_not(tmp_path: Path):

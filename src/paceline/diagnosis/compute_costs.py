@@ -191,7 +191,10 @@ def recompute(run: RunRecords, step_s: float) -> Finding | None:
 
 
 def repeated_prompts(run: RunRecords, step_s: float) -> Finding | None:
-    """Prompts computed with every sample of their group, where computing them once would pay."""
+    """Prompts computed with every sample of their group, where computing them once would pay. Supervised rows have no
+    group."""
+    if run.setting("schedule.name") == "sft":
+        return None
     prompt, response = run.mean_metric("tokens/prompt"), run.mean_metric("tokens/response")
     group, effective = run.setting("batch.num_samples"), run.mean_metric("tokens/effective_share")
     if not prompt or not response or not group or effective is None or effective > 1.001:

@@ -94,7 +94,10 @@ def _kind(run: RunRecords, stage: str, cells: Mapping[str, float] | None) -> Kin
 
 
 def _nature(run: RunRecords, stage: str) -> Cause:
-    """What such a stage usually is; a reward that computes on the device is bound as a model's pass is."""
+    """What such a stage usually is; a reward that computes on the device is bound as a model's pass is, and so is an
+    evaluation of a supervised run, which generates nothing."""
+    if stage == "eval" and run.setting("schedule.name") == "sft":
+        return "compute"
     if stage == "reward" and _mean(run.per_step(lambda step: _flops(step, stage))):
         return "compute"
     return NATURE.get(stage, "scheduling")
