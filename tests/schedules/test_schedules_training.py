@@ -327,6 +327,12 @@ def test_a_gradient_that_is_not_finite_skips_the_update_and_a_run_of_them_stops(
     assert all(torch.isfinite(tensor).all() for tensor in masters(result.run_dir, 5).values())
 
 
+def test_a_stop_token_that_the_model_does_not_have_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match="tokens 0 to 96, so nothing would stop at 97") as refused:
+        train(tmp_path, rollout={"stop_token_ids": [5, 97]})
+    assert refused.value.key == "rollout.stop_token_ids"
+
+
 def test_a_run_folder_is_not_overwritten_when_resuming_is_off(tmp_path):
     train(tmp_path)
     with pytest.raises(ConfigError, match="already holds a run"):

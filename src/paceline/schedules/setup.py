@@ -167,7 +167,7 @@ def open_run(config: Config, display: Display, place: Place | None = None) -> It
             display.phase("opening the rollout engine")
             say_engine_advice(config, trainer, display)
             engine, sync = open_engine(EngineSite(config, trainer, tokenizer, ledger, folder.path), stack)
-        stop_token_ids = _stop_tokens(config, tokenizer)
+        stop_token_ids = _stop_tokens(config, tokenizer, trainer.model.shape.vocab_size)
         context, log_path = trainer.model.max_context, folder.path / f"agent.rank{mesh.rank}.log"
         agent = open_agent(config, engine, tokenizer, stop_token_ids, context, ledger, log_path)
         if agent is not None:
@@ -292,13 +292,16 @@ def seed_and_threads(config: Config) -> None:
         torch.set_num_threads(config.cluster.num_threads)
 
 
-def _stop_tokens(config: Config, tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
+def _stop_tokens(config: Config, tokenizer: PreTrainedTokenizerBase, vocab_size: int) -> frozenset[int]:
     """The tokenizer's end token and those the recipe adds.
 
     Raises:
-        ConfigError: there is none, so every sample would run to its limit.
+        ConfigError: there is none, so every sample would run to its limit; or one that the model cannot sample.
     """
     found = set(config.rollout.stop_token_ids)
+    if impossible := sorted(token for token in found if not 0 <= token < vocab_size):
+        rule = f"the model has the tokens 0 to {vocab_size - 1}, so nothing would stop at {impossible[0]}"
+        raise ConfigError("rollout.stop_token_ids", sorted(found), rule)
     if tokenizer.eos_token_id is not None:
         found.add(tokenizer.eos_token_id)
     if not found and not config.rollout.ignore_eos:
