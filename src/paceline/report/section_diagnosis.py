@@ -30,7 +30,7 @@ def diagnosis_blocks(found: Diagnosis, words: Words) -> list[Block]:
     blocks += _switches("diagnosis.switches", keeping, found, words)
     blocks += _switches("diagnosis.changing", changing, found, words)
     if found.notes:
-        blocks.append(Lines([said.note(note, words.lang) for note in found.notes]))
+        blocks.append(Lines([_plain(said.note(note, words.lang)) for note in found.notes]))
     return blocks
 
 
@@ -57,6 +57,11 @@ def bottleneck_sentence(found: Diagnosis, words: Words) -> str:
         time=formats.seconds(bottleneck.seconds),
         share=formats.share(bottleneck.seconds / found.step_s, 0),
     )
+
+
+def _plain(text: str) -> str:
+    """A sentence of the terminal, which marks code with backticks, on a page."""
+    return text.replace("`", "")
 
 
 def _stages(found: Diagnosis, words: Words) -> Table:
@@ -154,8 +159,8 @@ def _switch(switch: Switch, found: Diagnosis, words: Words) -> Item:
         amount=_amount(switch.saved_s, switch.low, switch.high, words),
         text=feature.effect[words.lang],
         details=[
-            Fact(words("diagnosis.risk"), said.risk(switch, words.lang)),
-            Fact(words("diagnosis.prerequisite"), said.prerequisite(switch, words.lang)),
+            Fact(words("diagnosis.risk"), _plain(said.risk(switch, words.lang))),
+            Fact(words("diagnosis.prerequisite"), _plain(said.prerequisite(switch, words.lang))),
             Fact(words("diagnosis.reduces"), words.cause(switch.cause)),
         ],
         code=[f"{key}={_setting(value)}" for key, value in switch.keys.items()],
