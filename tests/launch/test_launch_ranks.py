@@ -12,7 +12,7 @@ from paceline.config import Config, ConfigError
 from paceline.config.schema import ClusterSection, RunSection
 from paceline.launch.devices import check_device_count, num_devices
 from paceline.launch.dispatch import run_or_launch
-from paceline.launch.placement import find_placement
+from paceline.launch.placement import LAUNCHER_VARIABLE, REPORTS_VARIABLE, find_placement
 from paceline.launch.ranks import RankFailedError, run_on_ranks
 from paceline.launch.reports import read_reports, write_report
 from paceline.launch.stage_board import open_board, read_stage
@@ -71,6 +71,27 @@ def test_sigterm_to_the_command_reaches_every_rank_once(tmp_path):
     rest, _ = process.communicate(timeout=60)
     assert sorted(rest.split("\n")) == ["", "asked [15]", "asked [15]", "done"]
     assert process.returncode == 0
+
+
+def test_a_rank_whose_launcher_died_before_it_could_join_ends():
+    gone = subprocess.Popen([sys.executable, "-c", ""])
+    gone.wait()
+    code = (
+        "from paceline.launch.process_group import joined_ranks\n"
+        "from paceline.config import Config; from paceline.config.schema import ClusterSection\n"
+        "with joined_ranks(Config(cluster=ClusterSection(num_devices=2, device='cpu'))): pass\n"
+    )
+    nobody = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1", "TORCHELASTIC_USE_AGENT_STORE": "True"}
+    place = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2", **nobody}
+    launcher = {REPORTS_VARIABLE: "unused", LAUNCHER_VARIABLE: str(gone.pid)}
+    rank = subprocess.Popen(
+        [sys.executable, "-c", code], env=os.environ | place | launcher, stderr=subprocess.PIPE
+    )
+    try:
+        rank.communicate(timeout=120)  # the rank itself would look for the others for half an hour
+    finally:
+        rank.kill()
+    assert rank.returncode == -signal.SIGTERM
 
 
 def test_more_devices_than_there_are_is_refused_before_anything_waits(monkeypatch):

@@ -12,6 +12,9 @@ Launcher = Literal["paceline", "torchrun", "slurm"]
 REPORTS_VARIABLE = "PACELINE_RANK_REPORTS"
 """Folder that paceline's own launcher reads its ranks' reports from; its presence says who started the rank."""
 
+LAUNCHER_VARIABLE = "PACELINE_LAUNCHER_PID"
+"""Process id of paceline's own launcher, the parent of its ranks while it lives."""
+
 _FIRST_PORT, _NUM_PORTS = 20_000, 20_000
 
 

@@ -14,7 +14,7 @@ import torch.distributed as dist
 
 from paceline.config import Config, ConfigError
 from paceline.launch.devices import backends, check_device_count, num_devices, resolve_kind, take_device
-from paceline.launch.placement import Placement, find_placement
+from paceline.launch.placement import LAUNCHER_VARIABLE, Placement, find_placement
 
 _PARENT_POLL_S = 1.0
 
@@ -83,8 +83,12 @@ def check_placement(config: Config, placement: Placement | None) -> None:
 
 
 def _stop_with_parent() -> None:
-    """Asks this rank to save and stop when its launcher has died: nobody else would ever end it."""
-    parent = os.getppid()
+    """Asks this rank to save and stop when its launcher has died: nobody else would ever end it.
+
+    It may have died while this rank was still loading its code: then there is no store to meet at, and the rank ends
+    here, where nothing handles the signal yet, in place of looking for it until the time limit.
+    """
+    parent = int(os.environ.get(LAUNCHER_VARIABLE, os.getppid()))
 
     def watch() -> None:
         while os.getppid() == parent:

@@ -14,7 +14,7 @@ from torch.distributed.elastic.multiprocessing.api import RunProcsResult
 
 from paceline.config import Config, ConfigError, dump_config
 from paceline.launch.devices import check_device_count, resolve_kind
-from paceline.launch.placement import REPORTS_VARIABLE
+from paceline.launch.placement import LAUNCHER_VARIABLE, REPORTS_VARIABLE
 from paceline.launch.reports import read_reports
 from paceline.launch.signals import StopRequest
 from paceline.launch.stage_board import read_stage
@@ -88,6 +88,7 @@ def _environment(rank: int, num_ranks: int, port: int, folder: Path) -> dict[str
         "MASTER_PORT": port,
         "TORCHELASTIC_USE_AGENT_STORE": True,
         REPORTS_VARIABLE: folder,
+        LAUNCHER_VARIABLE: os.getpid(),
     }
     found = {name: str(value) for name, value in variables.items()}
     if "OMP_NUM_THREADS" not in os.environ:
