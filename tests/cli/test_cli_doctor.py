@@ -89,6 +89,19 @@ def test_a_local_model_folder_is_looked_at(tmp_path: Path) -> None:
     assert "llama" in by_name(examine(None, [*NAMED, f"model.path={folder}"]))["model.path"].found
 
 
+def test_a_reward_function_of_ones_own_is_imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "rewards_of_the_doctor.py").write_text("def score(completion): return 1.0\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+
+    def check(name: str) -> Check:
+        return by_name(examine(None, [*NAMED, f"task.reward=rewards_of_the_doctor:{name}"]))["task.reward"]
+
+    assert check("score").status == OK
+    missing = check("scor")
+    assert missing.status == FAIL and "scor" in missing.found and missing.advice.endswith(":score")
+
+
 def test_the_disk_probe_leaves_nothing_behind_and_takes_a_folder_that_does_not_exist_yet(
     tmp_path: Path,
 ) -> None:

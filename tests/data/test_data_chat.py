@@ -73,6 +73,15 @@ def test_a_tokenizer_without_a_template_and_a_missing_file_are_refused():
         PromptRenderer(make_config("no/such/file"), make_tokenizer())
 
 
+def test_a_refused_template_is_named_by_its_file(tmp_path):
+    path = tmp_path / "template.jinja"
+    path.write_text("{{ raise_exception('no') }}")
+    with pytest.raises(
+        ConfigError, match=r"model\.chat_template = '.*template\.jinja': the chat template refuses"
+    ):
+        PromptRenderer(make_config(str(path)), make_tokenizer()).render(example("q"))
+
+
 def test_a_template_that_refuses_the_messages_is_one_clear_message():
     template = "{% if messages[0]['role'] == 'system' %}{{ raise_exception('no system role') }}{% endif %}x"
     renderer = PromptRenderer(make_config(system_prompt="S"), make_tokenizer(template))

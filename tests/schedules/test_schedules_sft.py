@@ -308,6 +308,22 @@ def test_train_refuses_a_supervised_recipe(capsys):
     assert "paceline sft" in capsys.readouterr().err
 
 
+def test_a_chat_template_that_is_not_there_is_refused(tmp_path):
+    sections = sft_sections(tmp_path, model={"chat_template": str(tmp_path / "none.jinja")})
+    with pytest.raises(ConfigError, match=r"model\.chat_template = '.*none\.jinja': cannot be read"):
+        run_sft(load_sft_config(sections=sections))
+
+
+def test_the_recipe_for_a_file_of_rows_trains_on_it(tmp_path):
+    sections = sft_sections(tmp_path)
+    kept = {name: sections[name] for name in ("run", "model", "telemetry")}
+    overrides = [f"task.path={tmp_path / 'rows.jsonl'}", "task.eval_size=4", "batch.num_prompts=8"]
+    config = load_sft_config(RECIPE.with_name("sft-own-data.yaml"), overrides, sections=kept)
+    summary = run_sft(config).summary
+    assert summary["status"] == "completed"
+    assert summary["eval_loss_after"] < summary["eval_loss_before"]
+
+
 @pytest.mark.parametrize("lora", [{}, {"rank": 8}], ids=["full", "lora"])
 def test_the_recipe_learns_at_reduced_size(tmp_path, lora):
     """On the recipe's own generated rows; words the tiny tokenizer does not know are <unk>, which is soon learned."""

@@ -31,8 +31,11 @@ from paceline.cli.doctor_hardware import (
     recipe_telemetry,
 )
 from paceline.config import Config, ConfigError, batch_arithmetic, decide_old_logprob, load_config
+from paceline.config.rewards import rule_names
 from paceline.config.sft import is_sft
 from paceline.model.flash_kernels import kernel_for
+from paceline.rewards.functions import resolve
+from paceline.types import RewardSpec
 
 _GIB = 2**30
 _LIBRARIES = (
@@ -296,6 +299,22 @@ def recipe_files(config: Config) -> list[Check]:
     ]
 
 
+def recipe_reward(config: Config) -> list[Check]:
+    """The reward functions of one's own that a recipe names can be imported from here."""
+    checks = []
+    for source, name in rule_names(config, config.task.reward).items():
+        if ":" not in name:
+            continue
+        key = "task.reward" if name == config.task.reward else f"reward.sources.{source}.name"
+        try:
+            resolve(RewardSpec(name))
+        except ConfigError as error:
+            checks.append(Check(key, FAIL, f"{name}: {error.rule}", error.nearest or ""))
+        else:
+            checks.append(Check(key, OK, f"{name} can be imported"))
+    return checks
+
+
 def recipe_device(config: Config) -> list[Check]:
     """The device asked for is there."""
     if config.cluster.device == "cuda" and not torch.cuda.is_available():
@@ -348,6 +367,7 @@ RECIPE_CHECKS: tuple[Callable[[Config], list[Check]], ...] = (
     recipe_sizes,
     recipe_model,
     recipe_files,
+    recipe_reward,
     recipe_device,
     recipe_workers,
     recipe_checkpoints,

@@ -55,7 +55,7 @@ def adapter_settings_have_a_rank(config: Config) -> ConfigError | None:
 def task_has_one_source(config: Config) -> ConfigError | None:
     name, path = config.task.name, config.task.path
     if name and path:
-        return ConfigError("task.name", name, f"excludes task.path = {path!r}; keep one of them")
+        return ConfigError("task.name", name, f"excludes task.path = {path!r}; keep one of them", "null")
     if not name and not path:
         return ConfigError("task.name", name, "a task is needed: set task.name or task.path", "word_sorting")
     return None
@@ -64,7 +64,9 @@ def task_has_one_source(config: Config) -> ConfigError | None:
 def task_options_match_its_source(config: Config) -> ConfigError | None:
     task = config.task
     if task.params and not task.name:
-        return ConfigError("task.params", dict(task.params), "only a task given by task.name has parameters")
+        return ConfigError(
+            "task.params", dict(task.params), "only a task given by task.name has parameters", "{}"
+        )
     if task.eval_path and not task.path:
         return ConfigError(
             "task.eval_path", task.eval_path, "needs task.path; a named task draws its own", "null"

@@ -32,9 +32,18 @@ class PrefixViolationError(ValueError):
 
 
 class TurnTokenizer:
-    """Renders and tokenises conversations with one chat template (None: the tokenizer's own)."""
+    """Renders and tokenises conversations with one chat template (None: the tokenizer's own).
 
-    def __init__(self, tokenizer: ChatTokenizer, template: str | None, end_token: int | None) -> None:
+    `template_path` is the file the template is from, for messages."""
+
+    def __init__(
+        self,
+        tokenizer: ChatTokenizer,
+        template: str | None,
+        end_token: int | None,
+        template_path: str | None = None,
+    ) -> None:
+        self._template_path = template_path
         self._tokenizer, self._template, self._end_token = tokenizer, template, end_token
 
     def tokens(
@@ -86,4 +95,4 @@ class TurnTokenizer:
         except TemplateError as error:
             roles = ", ".join(message["role"] for message in messages)
             rule = f"the chat template refuses the messages of {where} (roles {roles}): {error}"
-            raise ConfigError("model.chat_template", self._template and "given", rule) from error
+            raise ConfigError("model.chat_template", self._template_path, rule) from error

@@ -5,11 +5,11 @@ A prompt is rendered and tokenised exactly once, here. Responses are never token
 """
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any, Protocol
 
 from jinja2 import TemplateError
 
+from paceline.config.chat_template import read_chat_template
 from paceline.config.errors import ConfigError
 from paceline.config.schema import Config
 from paceline.data.prompts import Example, Message
@@ -42,7 +42,8 @@ class PromptRenderer:
     def __init__(self, config: Config, tokenizer: ChatTokenizer, examples: Sequence[Example] = ()) -> None:
         self._task = config.task
         self._tokenizer = tokenizer
-        self.template = _read_template(config.model.chat_template)
+        self._template_path = config.model.chat_template
+        self.template = None if self._template_path is None else read_chat_template(self._template_path)
         if self._task.use_chat_template and self.template is None and not tokenizer.chat_template:
             rule = "the tokenizer has no chat template: name one in model.chat_template, or tokenise prompts as text"
             raise ConfigError("task.use_chat_template", True, rule, "false")
@@ -84,7 +85,7 @@ class PromptRenderer:
         except TemplateError as error:
             roles = ", ".join(message["role"] for message in messages)
             rule = f"the chat template refuses the messages of {example.where} (roles {roles}): {error}"
-            raise ConfigError("model.chat_template", self.template and "given", rule) from error
+            raise ConfigError("model.chat_template", self._template_path, rule) from error
 
     def _turns(self, example: Example) -> list[Message]:
         if isinstance(example.question, str):
@@ -114,12 +115,3 @@ def _answer_of(example: Example) -> str:
     if example.answer is None:
         raise ConfigError("task.num_examples", example.where, "a worked example needs an answer", "0")
     return example.answer
-
-
-def _read_template(path: str | None) -> str | None:
-    if path is None:
-        return None
-    try:
-        return Path(path).expanduser().read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError("model.chat_template", path, f"cannot be read ({error})") from error

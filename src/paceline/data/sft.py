@@ -98,7 +98,9 @@ class _RowRenderer:
         self._config, self._tokenizer = config, tokenizer
         self._prompts = PromptRenderer(config, tokenizer, shown)
         self._end_token = tokenizer.eos_token_id
-        self._turns = TurnTokenizer(tokenizer, self._prompts.template, self._end_token)
+        self._turns = TurnTokenizer(
+            tokenizer, self._prompts.template, self._end_token, config.model.chat_template
+        )
 
     def rows(self, demonstration: Demonstration) -> list[MaskedTokens]:
         """One row, or with `sft.mismatched: split` one per assistant turn where the whole does not line up.

@@ -5,7 +5,6 @@ Shapes: B rows, T tokens of a row, E hidden size, V vocabulary.
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -21,6 +20,7 @@ from transformers import (
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 from transformers.utils import logging as hf_logging
 
+from paceline.config.chat_template import read_chat_template
 from paceline.config.errors import ConfigError
 from paceline.config.schema import ModelSection
 from paceline.model.attention import (
@@ -134,7 +134,7 @@ def load_tokenizer(settings: ModelSection, section: str = "model") -> PreTrained
     except (OSError, ValueError) as error:
         raise ConfigError(key, path, f"no tokenizer can be loaded from it: {_first_line(error)}") from error
     if settings.chat_template is not None:
-        tokenizer.chat_template = Path(settings.chat_template).read_text(encoding="utf-8")
+        tokenizer.chat_template = read_chat_template(settings.chat_template, f"{section}.chat_template")
     return tokenizer
 
 
