@@ -1,5 +1,7 @@
 """Launchers of `triton_kernels.py`. Imported only where Triton is installed (`kernels.py`)."""
 
+from dataclasses import dataclass
+
 import torch
 import triton
 from torch import Tensor
@@ -11,9 +13,17 @@ from paceline.rollout.native.paged.attention import DecodeRows, LayerPages
 from paceline.rollout.native.paged.device import DeviceRows
 
 _SAMPLING_BLOCK = 4096
-_DECODE_BLOCK = 64
 _MAX_SPLITS = 16
 _PROGRAMS_PER_MULTIPROCESSOR = 4
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeTile:
+    """Keys that a program of the decoding kernel reads at a time, its warps, and the reads it has under way."""
+
+    block: int = 64
+    num_warps: int = 4
+    num_stages: int = 3
 
 
 class TritonDecode:
@@ -22,13 +32,13 @@ class TritonDecode:
 
     name = "triton split-kv"
 
-    def __init__(self, num_multiprocessors: int) -> None:
-        self._num_multiprocessors = num_multiprocessors
+    def __init__(self, num_multiprocessors: int, tile: DecodeTile | None = None) -> None:
+        self._num_multiprocessors, self._tile = num_multiprocessors, tile or DecodeTile()
 
     def __call__(self, query_RHD: Tensor, cache: LayerPages, rows: DecodeRows, args: AttentionArgs) -> Tensor:
         num_rows, num_heads, head_dim = query_RHD.shape
         _, page_tokens, num_kv_heads, _ = cache.keys.shape
-        block = min(_DECODE_BLOCK, page_tokens)
+        block = min(self._tile.block, page_tokens)
         assert query_RHD.is_contiguous() and cache.keys.is_contiguous() and cache.values.is_contiguous()
         assert rows.page_table_RP.is_contiguous() and page_tokens % block == 0
         splits = self.num_splits(num_rows * num_kv_heads, rows.longest, block)
@@ -57,8 +67,8 @@ class TritonDecode:
             GROUP=max(16, triton.next_power_of_2(num_heads // num_kv_heads)),
             SPLITS=splits,
             BLOCK=block,
-            num_warps=4,
-            num_stages=3,
+            num_warps=self._tile.num_warps,
+            num_stages=self._tile.num_stages,
         )
         if splits > 1:
             triton_kernels.merge_kernel[(num_rows, num_heads)](
